@@ -1,0 +1,3 @@
+"""Dissensus: diverse ensembles on frozen backbones."""
+
+__version__ = "0.1.0"

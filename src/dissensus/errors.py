@@ -1,0 +1,36 @@
+"""What a user did wrong, in one line: the rule, what was given, the remedy.
+
+The command line prints these and exits with code 2; any other exception is a defect of Dissensus.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DissensusError(ValueError):
+    """A user's mistake. The message gives the rule, what was given and the remedy."""
+
+
+class ShapeError(DissensusError):
+    """A tensor whose shape breaks the rule, such as logits that are not (M, B, C)."""
+
+
+class DataError(DissensusError):
+    """Features or labels that cannot be used: out of range, not finite, empty, damaged."""
+
+
+class RunError(DissensusError):
+    """A run folder that is missing, foreign, damaged or taken by another run."""
+
+
+class UnknownNameError(DissensusError):
+    """A name that no registry knows; the message suggests the nearest."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
+        near = near or difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
