@@ -1,0 +1,93 @@
+"""The demo: every method on the embedded digits, from features to a table and a page."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dissensus import methods, report, suites, tables, tails
+from dissensus.ensemble import Ensemble
+from dissensus.evaluate import Suite, evaluate
+from dissensus.features import FeatureSet
+from dissensus.files import make_folder
+from dissensus.runs import Run
+from dissensus.train import fit
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One suite of the demo, and how its ensembles are trained."""
+
+    suite: str
+    methods: tuple[str, ...]
+    settings: dict[str, Any]
+    special: dict[str, dict[str, Any]]  # method -> settings of its own
+
+
+JOBS = (
+    _Job(
+        "digits",
+        tuple(methods.METHODS),
+        {"epochs": 40, "lr": 1e-3, "batch_size": 64},
+        {"two-stage": {"confidence": 0.9}},
+    ),
+    _Job("dominoes", ("deep-ensemble", "a2d", "divdis", "sed-a2d"), {"epochs": 40, "lr": 1e-3, "batch_size": 64}, {}),
+)
+
+
+def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: bool = True) -> str:
+    """Train, judge and report everything into `out`; the tables as text for the terminal."""
+    make_folder(out)
+    texts, sections = [], []
+    for job in JOBS:
+        suite = suites.load(job.suite, seed=seed)
+        _save_features(suite, out / "features" / suite.name)
+        frame = _run_job(job, suite, out, seed, epochs, progress)
+        table = tables.summary(frame, suite.families)
+        texts.append(f"{suite.name}: {suite.summary}\n\n{tables.as_text(table)}")
+        sections.append(report.Section(suite.name, suite.summary, frame, suite.families))
+    named = [s.frame.assign(dataset=s.title + "/" + s.frame["dataset"]) for s in sections]
+    tables.write(pd.concat(named, ignore_index=True), out / "results.csv")
+    report.write(sections, out / "report.html")
+    _say(f"wrote {out / 'results.csv'}, {out / 'report.html'} and the trained ensembles beside them")
+    return "\n".join(texts)
+
+
+def _run_job(job: _Job, suite: Suite, out: Path, seed: int, epochs: int | None, progress: bool) -> pd.DataFrame:
+    frames = []
+    for number, name in enumerate(job.methods, start=1):
+        _say(f"{suite.name} {number}/{len(job.methods)}: {name}")
+        recipe = methods.get(name)
+        chosen = {**job.settings, **job.special.get(name, {})} | ({} if epochs is None else {"epochs": epochs})
+        members = recipe.members or 5
+        ensemble = Ensemble(
+            tails.create("mlp", suite.train.width, len(suite.train.classes)), members=members, seed=seed
+        )
+        where = suite.disagreement if recipe.takes_set else None
+        folder = out / suite.name / name
+        fit(ensemble, suite.train, name, **chosen, disagreement=where, seed=seed, out=folder, progress=progress)
+        frames.append(
+            evaluate(ensemble, suite.sets, about=Run.open(folder).about, held_out=suite.held_out, progress=progress)
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _save_features(suite: Suite, folder: Path) -> None:
+    """Leave the features on disk too, to play with: dissensus train OUT/features/digits/train ..."""
+    named: dict[str, FeatureSet | None] = {
+        "train": suite.train,
+        "held-out": suite.held_out,
+        "disagreement": suite.disagreement,
+    }
+    named |= {s.name: s.features for s in suite.sets}
+    for name, features in named.items():
+        if features is not None and not (folder / name / "index.json").exists():
+            features.save(folder / name)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

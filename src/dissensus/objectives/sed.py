@@ -1,0 +1,52 @@
+"""Scalable Ensemble Diversification: Eq. 6 of the paper, as it reads."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus.errors import UnknownNameError
+from dissensus.objectives.checks import check_labels, check_logits
+from dissensus.objectives.disagreement import a2d, divdis
+from dissensus.objectives.hardness import hardness
+
+Regulariser = Literal["a2d", "divdis"]
+REGULARISERS: tuple[str, ...] = get_args(Regulariser)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Every member's own loss on every sample: (M, B, C), (B,) -> (M, B)."""
+    check_logits(logits)
+    check_labels(logits, labels)
+    M, B, C = logits.shape
+    flat = F.cross_entropy(
+        logits.reshape(M * B, C), labels.repeat(M), reduction="none", label_smoothing=label_smoothing
+    )
+    return flat.view(M, B)
+
+
+def sed(
+    logits: Tensor,
+    labels: Tensor,
+    diversity: float,
+    label_smoothing: float = 0.0,
+    regulariser: Regulariser = "a2d",
+) -> Tensor:
+    """The SED loss: fit every sample, disagree on the hard ones. (M, B, C), (B,) -> ().
+
+    mean CE + diversity/2 * mean_n(hardness_n * a2d_n). The half is the paper's: it sums over the M(M-1)/2
+    pairs and divides by M(M-1). Mutual information is a quantity of the batch, not of a sample; with
+    `regulariser="divdis"` hardness weighs the samples inside it and its mean scales it:
+    diversity/2 * mean(hardness) * divdis(logits, weights=hardness), which for equal hardness is the same form.
+    """
+    main = cross_entropy(logits, labels, label_smoothing).mean()
+    if not diversity:
+        return main
+    alpha = hardness(logits, labels)
+    if regulariser == "a2d":
+        return main + diversity / 2 * (alpha * a2d(logits)).mean()
+    if regulariser == "divdis":
+        return main + diversity / 2 * alpha.mean() * divdis(logits, alpha)
+    raise UnknownNameError("regulariser", regulariser, REGULARISERS)

@@ -1,0 +1,258 @@
+"""fit(): the one training loop. Every method goes through it; a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from dissensus import methods, tails
+from dissensus.ensemble import Ensemble
+from dissensus.errors import DataError, DissensusError
+from dissensus.features import FeatureSet
+from dissensus.logbook import Logbook
+from dissensus.runs import Run
+from dissensus.settings import Extent, Schedule, Settings, check_data, resolve
+from dissensus.step import Batch, Stepper, mix
+
+
+def fit(
+    ensemble: Ensemble,
+    train_features: FeatureSet,
+    method: str = "sed-a2d",
+    *,
+    diversity: float | None = None,
+    active: int | None = None,
+    main: Extent = "active",
+    hardness: Extent = "active",
+    epochs: int = 10,
+    lr: float = 1e-3,
+    batch_size: int = 256,
+    weight_decay: float = 0.01,
+    label_smoothing: float = 0.0,
+    optimizer: str = "adamw",
+    schedule: Schedule = "cosine",
+    clip: float | None = None,
+    disagreement: FeatureSet | None = None,
+    confidence: float = 0.2,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    checkpoint_seconds: float = 60.0,
+    log_every: int = 50,
+    tensorboard: bool = False,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+) -> Ensemble:
+    """Train the ensemble in place by `method` and return it.
+
+    Args:
+        ensemble: the members, freshly initialised.
+        train_features: labelled features.
+        method: a row of the paper's tables; see `METHODS`.
+        diversity: weight of the disagreement term (the paper's lambda); None: 0.5 where the method has one.
+        active: members drawn for a batch; None: 2 for SED and two-stage, all for the others.
+        main: who is trained on the labels in a step: the active members, or "all" as the paper writes it.
+        hardness: whose mean logits judge a sample: the active members', or "all" members' as the paper writes it.
+        epochs: passes over the training set.
+        lr: peak learning rate.
+        batch_size: samples a step, over all processes.
+        weight_decay: decoupled for AdamW, an L2 term for SGD.
+        label_smoothing: share of the label that is spread over all classes.
+        optimizer: adamw or sgd.
+        schedule: cosine (to zero) or constant.
+        clip: largest norm of a member's gradient; None: no limit.
+        disagreement: unlabelled features to disagree on, for a2d and divdis.
+        confidence: two-stage disagrees on training samples whose first-stage confidence is below this.
+        seed: decides batches, draws of members and dropout.
+        out: run folder: settings, metrics, checkpoints and the trained ensemble; None: nothing is written.
+        resume: go on with a run that `out` holds already.
+        checkpoint_seconds: time between checkpoints; what a kill can cost at most.
+        log_every: steps between lines of metrics.jsonl.
+        tensorboard: write TensorBoard events into `out` too.
+        progress: show a progress bar when stderr is a terminal.
+        fabric: Lightning Fabric, launched, for other devices, precisions or several processes.
+    """
+    fabric = fabric or Fabric(devices=1)
+    settings = resolve(
+        method, len(ensemble), diversity=diversity, active=active, main=main, hardness=hardness, epochs=epochs,
+        lr=lr, batch_size=batch_size, weight_decay=weight_decay, label_smoothing=label_smoothing,
+        optimizer=optimizer, schedule=schedule, clip=clip, confidence=confidence, seed=seed,
+        precision=str(fabric._precision.precision),
+    )  # fmt: skip
+    check_data(ensemble, train_features, disagreement, settings)
+    if tensorboard and out is None:
+        raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
+    train_features.verify()
+    if disagreement is not None:
+        disagreement.verify()
+    ensemble.to(fabric.device)
+    run = None
+    if out is not None:
+        claim = {**asdict(settings), **_provenance(ensemble, train_features, disagreement)}
+        run = Run.claim(out, claim, resume=resume, write=fabric.is_global_zero)
+        fabric.barrier()
+        if run.finished:
+            ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
+            return ensemble
+    how: dict[str, Any] = {"progress": progress, "checkpoint_seconds": checkpoint_seconds, "log_every": log_every}
+    if methods.get(method).disagree_on == "unsure" and settings.diversity > 0:
+        train_features, disagreement = _split_by_confidence(ensemble, train_features, settings, run, fabric, how)
+    _train(ensemble, train_features, disagreement, settings, run, fabric, tensorboard=tensorboard, **how)
+    if run is not None and fabric.is_global_zero:
+        ensemble.save(run.ensemble_folder)
+        run.finish()
+    fabric.barrier()
+    return ensemble
+
+
+def _train(
+    ensemble: Ensemble,
+    train: FeatureSet,
+    elsewhere: FeatureSet | None,
+    settings: Settings,
+    run: Run | None,
+    fabric: Fabric,
+    *,
+    progress: bool,
+    checkpoint_seconds: float,
+    log_every: int,
+    tensorboard: bool = False,
+) -> None:
+    """The loop itself: draw members and samples, step, log, checkpoint."""
+    writer = run if fabric.is_global_zero else None
+    stepper = Stepper(ensemble, settings, fabric)
+    batches = _Batches(train, elsewhere, settings, fabric)
+    log = Logbook(settings, batches.per_epoch, log_every, fabric.device, writer)
+    state = {**stepper.state(), **log.state()}
+    start = run.load_checkpoint(state) if run else 0
+    log.open(start, progress=progress and fabric.is_global_zero, tensorboard=tensorboard)
+    ensemble.train()
+    saved = time.monotonic()
+    with torch.random.fork_rng(), _stop_between_steps() as stopped, contextlib.closing(log):
+        for step in range(start, log.steps):
+            torch.manual_seed(mix(settings.seed, 4, step, fabric.global_rank))  # for dropout
+            active = stepper.draw(step)
+            log.add(step + 1, stepper(batches(step, active), active, settings.factor(step, log.steps)))
+            due = time.monotonic() - saved >= checkpoint_seconds or step + 1 == log.steps
+            if writer and (due or stopped()):
+                log.check(step + 1)
+                writer.save_checkpoint(state, step + 1)
+                saved = time.monotonic()
+            if stopped():
+                raise KeyboardInterrupt
+    ensemble.eval()
+
+
+class _Batches:
+    """Which samples a step sees: an order of the training set that depends on seed and epoch only."""
+
+    def __init__(self, train: FeatureSet, elsewhere: FeatureSet | None, settings: Settings, fabric: Fabric) -> None:
+        assert train.labels is not None
+        self.train, self.labels, self.elsewhere = train, train.labels, elsewhere
+        self.settings, self.fabric = settings, fabric
+        self.per_epoch = math.ceil(len(train) / settings.batch_size)
+        self.own = methods.get(settings.method).order == "own"
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def __call__(self, step: int, active: Tensor) -> Batch:
+        """This rank's part of the step's batch."""
+        epoch, number = divmod(step, self.per_epoch)
+        order = self._orders(epoch)
+        order = order[active] if self.own else order[0]
+        size = self.settings.batch_size
+        whole = order[..., number * size : (number + 1) * size].long()
+        rows = whole[..., self.fabric.global_rank :: self.fabric.world_size]
+        x, labels = self.train.rows(rows).to(self.fabric.device), self.labels[rows].to(self.fabric.device)
+        if self.elsewhere is None:
+            return Batch(x, labels, whole.shape[-1])
+        generator = torch.Generator().manual_seed(mix(self.settings.seed, 3, step))
+        drawn = torch.randint(len(self.elsewhere), (size,), generator=generator)
+        there = self.elsewhere.rows(drawn[self.fabric.global_rank :: self.fabric.world_size])
+        return Batch(x, labels, whole.shape[-1], there.to(self.fabric.device), size)
+
+    def _orders(self, epoch: int) -> Tensor:
+        """(1, N), or (M, N) where every member has its own order; four bytes an entry, for M = 50 on ImageNet."""
+        if epoch != self._epoch:
+            copies = self.settings.members if self.own else 1
+            seeds = [mix(self.settings.seed, 2, epoch, i) for i in range(copies)]
+            orders = [
+                torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+                for seed in seeds
+            ]
+            self._epoch, self._order = epoch, torch.stack(orders)
+        return self._order
+
+
+def _split_by_confidence(
+    ensemble: Ensemble, train: FeatureSet, settings: Settings, run: Run | None, fabric: Fabric, how: dict[str, Any]
+) -> tuple[FeatureSet, FeatureSet]:
+    """Stage one: train one member, then part the samples it is sure of from those it is not."""
+    first = Ensemble(ensemble.member(0), members=1, init="template")
+    passed = ("epochs", "lr", "batch_size", "weight_decay", "label_smoothing", "optimizer", "schedule", "clip", "seed")
+    chosen = {name: getattr(settings, name) for name in passed}
+    out = run.folder / "first-stage" if run else None
+    fit(first, train, "single", **chosen, out=out, fabric=fabric, **how)
+    with torch.no_grad():
+        parts = [first(x.to(fabric.device))[0].softmax(-1).amax(-1).cpu() for x, _ in train.batches(4096)]
+    confidence = torch.cat(parts)
+    unsure = confidence < settings.confidence
+    if not unsure.any():
+        raise DataError(
+            f"two-stage found no training sample with confidence below {settings.confidence:g}; the lowest is "
+            f"{confidence.min():.3f}: raise confidence, for 5% of the samples to {confidence.quantile(0.05):.3f}"
+        )
+    sure = (~unsure).nonzero().squeeze(1)
+    if len(sure) == 0 or int((train.subset(sure).class_counts > 0).sum()) < 2:
+        raise DataError(
+            f"two-stage needs two classes among the samples it is sure of; confidence={settings.confidence:g} leaves "
+            f"{len(sure)} of {len(train)} samples: lower confidence"
+        )
+    return train.subset(sure), train.subset(unsure.nonzero().squeeze(1))
+
+
+def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None) -> dict[str, Any]:
+    """What the result depends on besides settings: data and initial weights, by fingerprint."""
+    digest = hashlib.sha256()
+    for value in ensemble.state_dict().values():
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return {
+        "tail": tails.describe(ensemble.tail),
+        "start": digest.hexdigest()[:16],
+        "train": train.fingerprint,
+        "disagreement": disagreement.fingerprint if disagreement else None,
+        "classes": list(train.classes),
+    }
+
+
+@contextlib.contextmanager
+def _stop_between_steps() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a flag, so that a run stops with its weights whole; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,108 @@
+"""The formulas as the paper writes them: plain loops over float64, to test the library against.
+
+Logits are arrays (M, B, C), scores are arrays (B,).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def softmax(z: Array) -> Array:
+    """(C,) -> (C,)."""
+    e = np.exp(z - z.max())  # the shift cancels; without it exp(1e4) overflows
+    return e / e.sum()
+
+
+def entropy(p: Array) -> float:
+    """(C,) -> a number in nats, 0 log 0 = 0."""
+    return -sum(q * np.log(q) for q in p if q > 0)
+
+
+def pds(logits: Array, normalize: bool = False) -> Array:
+    """sum_c max_m p^m_c, over C if normalized (Eq. 8)."""
+    M, B, C = logits.shape
+    scores = []
+    for b in range(B):
+        p = [softmax(logits[m, b]) for m in range(M)]
+        total = sum(max(p[m][c] for m in range(M)) for c in range(C))
+        scores.append(total / C if normalize else total)
+    return np.array(scores)
+
+
+def bma(logits: Array) -> Array:
+    """1 - max_c mean_m p^m_c (Eq. 7, turned)."""
+    M, B, _ = logits.shape
+    return np.array([1 - max(sum(softmax(logits[m, b]) for m in range(M)) / M) for b in range(B)])
+
+
+def a2d(logits: Array) -> Array:
+    """Mean over ordered pairs m != l of -A2D(p^m, p^l) (Eq. 2); a lone member is paired with itself.
+
+    In decimals with an exponent wide enough for exp(-2e4), and with 1 - p_y as the sum of the other classes.
+    """
+    M, B, C = logits.shape
+    pairs = [(m, k) for m in range(M) for k in range(M) if m != k] or [(0, 0)]
+    scores = []
+    with localcontext(prec=40):
+        for b in range(B):
+            e = [[Decimal(float(logits[m, b, c])).exp() for c in range(C)] for m in range(M)]
+
+            def p(m: int, y: int, e: list[list[Decimal]] = e) -> Decimal:
+                return e[m][y] / sum(e[m])
+
+            def not_p(m: int, y: int, e: list[list[Decimal]] = e) -> Decimal:
+                return sum(e[m][c] for c in range(C) if c != y) / sum(e[m])
+
+            total = Decimal(0)
+            for m, k in pairs:
+                y = int(np.argmax(logits[m, b]))
+                total += (p(m, y) * not_p(k, y) + p(k, y) * not_p(m, y)).ln()
+            scores.append(float(total / len(pairs)))
+    return np.array(scores)
+
+
+def average_energy(logits: Array) -> Array:
+    """-mean_m log sum_c exp z^m_c."""
+    M, B, _ = logits.shape
+    return np.array([-sum(np.logaddexp.reduce(logits[m, b]) for m in range(M)) / M for b in range(B)])
+
+
+def average_entropy(logits: Array) -> Array:
+    """mean_m H(p^m)."""
+    M, B, _ = logits.shape
+    return np.array([sum(entropy(softmax(logits[m, b])) for m in range(M)) / M for b in range(B)])
+
+
+def average_max_prob(logits: Array) -> Array:
+    """1 - mean_m max_c p^m_c."""
+    M, B, _ = logits.shape
+    return np.array([1 - sum(max(softmax(logits[m, b])) for m in range(M)) / M for b in range(B)])
+
+
+def average_max_logit(logits: Array) -> Array:
+    """-mean_m max_c z^m_c."""
+    M, B, _ = logits.shape
+    return np.array([-sum(max(logits[m, b]) for m in range(M)) / M for b in range(B)])
+
+
+def ensemble_entropy(logits: Array) -> Array:
+    """H(mean_m p^m)."""
+    M, B, _ = logits.shape
+    return np.array([entropy(sum(softmax(logits[m, b]) for m in range(M)) / M) for b in range(B)])
+
+
+def mutual_information(logits: Array) -> Array:
+    """H(mean_m p^m) - mean_m H(p^m)."""
+    return ensemble_entropy(logits) - average_entropy(logits)
+
+
+def unique(logits: Array) -> Array:
+    """Number of distinct argmax_c p^m_c."""
+    M, B, _ = logits.shape
+    return np.array([len({int(np.argmax(logits[m, b])) for m in range(M)}) for b in range(B)])
