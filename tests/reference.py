@@ -106,3 +106,53 @@ def unique(logits: Array) -> Array:
     """Number of distinct argmax_c p^m_c."""
     M, B, _ = logits.shape
     return np.array([len({int(np.argmax(logits[m, b])) for m in range(M)}) for b in range(B)])
+
+
+def pairwise_a2d(logits: Array) -> Array:
+    """Mean over the pairs l < m of A2D(p^m, p^l), y = argmax p^m (Eq. 2)."""
+    M, B, _ = logits.shape
+    pairs = [(m, ell) for m in range(M) for ell in range(m)]
+    values = []
+    for b in range(B):
+        total = 0.0
+        for m, ell in pairs:
+            total -= _a2d_of(logits[m, b], logits[ell, b])
+        values.append(total / len(pairs))
+    return np.array(values)
+
+
+def _a2d_of(first: Array, second: Array) -> float:
+    """log(p_y (1 - q_y) + q_y (1 - p_y)) with y = argmax p; 1 - p_y as the sum of the other classes."""
+    p, q, y = softmax(first), softmax(second), int(np.argmax(first))
+    rest = np.arange(len(p)) != y
+    return float(np.log(p[y] * q[rest].sum() + q[y] * p[rest].sum()))
+
+
+def divdis(logits: Array) -> float:
+    """Mean over pairs of the mutual information between predictions over the batch (DivDis)."""
+    M, B, C = logits.shape
+    p = [[softmax(logits[m, b]) for b in range(B)] for m in range(M)]
+    values = []
+    for m in range(M):
+        for ell in range(m):
+            joint = sum(np.outer(p[m][b], p[ell][b]) for b in range(B)) / B
+            left, right = joint.sum(1), joint.sum(0)
+            cells = [(a, c) for a in range(C) for c in range(C) if joint[a, c] > 0]
+            values.append(sum(joint[a, c] * np.log(joint[a, c] / (left[a] * right[c])) for a, c in cells))
+    return float(np.mean(values))
+
+
+def cross_entropy(z: Array, label: int, smoothing: float = 0.0) -> float:
+    """-sum_c t_c log p_c with t the smoothed one-hot label."""
+    log_p = z - np.logaddexp.reduce(z)
+    return float(-(1 - smoothing) * log_p[label] - smoothing * log_p.mean())
+
+
+def sed(logits: Array, labels: Array, diversity: float, smoothing: float = 0.0) -> float:
+    """Main loss + diversity / (N M (M-1)) * sum over samples and pairs of alpha_n A2D (Eq. 6)."""
+    M, B, _ = logits.shape
+    main = np.mean([[cross_entropy(logits[m, b], labels[b], smoothing) for b in range(B)] for m in range(M)])
+    losses = np.array([cross_entropy(logits[:, b].mean(0), labels[b]) for b in range(B)])
+    alpha = losses / losses.mean() ** 2
+    summed = pairwise_a2d(logits) * M * (M - 1) / 2
+    return float(main + diversity / (B * M * (M - 1)) * (alpha * summed).sum())

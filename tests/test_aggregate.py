@@ -40,12 +40,8 @@ logits_f64 = (
 def test_agrees_with_naive_code(logits: Tensor) -> None:
     M, B, C = logits.shape
     z = logits.numpy()
-    np.testing.assert_allclose(
-        aggregate.prediction(logits).exp().numpy(), softmax(z.mean(0)), rtol=1e-12, atol=1e-15
-    )
-    np.testing.assert_allclose(
-        aggregate.probability(logits).exp().numpy(), softmax(z).mean(0), rtol=1e-12, atol=1e-15
-    )
+    np.testing.assert_allclose(aggregate.prediction(logits).exp().numpy(), softmax(z.mean(0)), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(aggregate.probability(logits).exp().numpy(), softmax(z).mean(0), rtol=1e-12, atol=1e-15)
     votes = np.zeros((B, C))
     for m in range(M):
         for b in range(B):
@@ -69,9 +65,7 @@ def test_normalised_and_never_in_half_precision(name: str, dtype: torch.dtype) -
     logits = (3 * torch.randn(4, 5, 30, generator=torch.Generator().manual_seed(0))).to(dtype)
     log_probs = aggregate.AGGREGATES[name](logits)
     assert log_probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(
-        log_probs.logsumexp(-1), torch.zeros(5, dtype=log_probs.dtype), atol=2e-6, rtol=0
-    )
+    torch.testing.assert_close(log_probs.logsumexp(-1), torch.zeros(5, dtype=log_probs.dtype), atol=2e-6, rtol=0)
 
 
 def test_extreme_logits_stay_finite() -> None:

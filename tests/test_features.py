@@ -367,9 +367,7 @@ def test_index_says_what_is_there(tmp_path):
 def test_writer_takes_batches_of_any_size(tmp_path):
     x, y, _ = arrays(rows=100)
     provenance = {"backbone": "vit", "crop": 0.875, "seen": [1, 2]}
-    with FeatureWriter(
-        tmp_path / "f", shape=6, dtype="float32", shard_rows=16, provenance=provenance
-    ) as writer:
+    with FeatureWriter(tmp_path / "f", shape=6, dtype="float32", shard_rows=16, provenance=provenance) as writer:
         for a, b in [(0, 3), (3, 3), (3, 16), (16, 17), (17, 80), (80, 100)]:
             writer.add(torch.from_numpy(x[a:b]), y[a:b])
     assert writer.count == 100
@@ -512,9 +510,7 @@ def test_a_writer_without_rows_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-@pytest.mark.parametrize(
-    "good_syncs", [0, 3, 16, 17]
-)  # 2 a file (itself, its folder): 8 shards, then the index
+@pytest.mark.parametrize("good_syncs", [0, 3, 16, 17])  # 2 a file (itself, its folder): 8 shards, then the index
 def test_a_full_disk_leaves_the_folder_as_before(code, good_syncs, tmp_path, monkeypatch):
     calls, sync = [], os.fsync
 
@@ -525,11 +521,7 @@ def test_a_full_disk_leaves_the_folder_as_before(code, good_syncs, tmp_path, mon
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    match = (
-        "cannot write .*Input/output error"
-        if code == errno.EIO
-        else "the disk is full while writing .*: free"
-    )
+    match = "cannot write .*Input/output error" if code == errno.EIO else "the disk is full while writing .*: free"
     with refused(match):
         on_disk(tmp_path / "f")
     assert len(calls) == good_syncs + 1

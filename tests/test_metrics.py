@@ -18,9 +18,7 @@ from dissensus.errors import DataError, ShapeError
 from dissensus.metrics import Classification, detection
 
 
-def evaluate(
-    log_probs: Tensor, labels: Tensor, groups: Tensor | None = None, batch: int = 10**9
-) -> dict[str, float]:
+def evaluate(log_probs: Tensor, labels: Tensor, groups: Tensor | None = None, batch: int = 10**9) -> dict[str, float]:
     quality = Classification()
     for start in range(0, len(labels), batch):
         part = slice(start, start + batch)

@@ -198,9 +198,7 @@ def test_two_members_by_hand() -> None:
         "mutual_information": 0.275396,
         "unique": 2,
     }
-    assert {name: scores.SCORES[name](logits).item() for name in BUILT_IN} == pytest.approx(
-        expected, abs=1e-6
-    )
+    assert {name: scores.SCORES[name](logits).item() for name in BUILT_IN} == pytest.approx(expected, abs=1e-6)
     assert scores.pds(logits, normalize=True).item() == pytest.approx(0.85)
 
 
@@ -235,9 +233,7 @@ def test_a2d_is_exact_where_members_are_sure() -> None:
 def test_sure_samples_keep_their_rank_in_float32(name: str) -> None:
     """Logits (0, -30) and (0, -40): 1 - p is exp(-30) and exp(-40), though p rounds to 1 in float32."""
     logits = torch.tensor([[[0.0, -30.0], [0.0, -40.0]]])
-    assert scores.SCORES[name](logits).tolist() == pytest.approx(
-        [math.exp(-30), math.exp(-40)], rel=1e-5, abs=0
-    )
+    assert scores.SCORES[name](logits).tolist() == pytest.approx([math.exp(-30), math.exp(-40)], rel=1e-5, abs=0)
 
 
 def test_pds_counts_the_classes_of_certain_members() -> None:
@@ -303,9 +299,7 @@ class LargestTensor(TorchDispatchMode):
 
 @every_score
 @pytest.mark.parametrize("shape", [(1, 400, 20), (4, 400, 20), (30, 400, 2)])
-def test_no_temporary_outgrows_a_chunk(
-    name: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_temporary_outgrows_a_chunk(name: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """(30, 400, 2) has more member pairs than logits."""
     monkeypatch.setattr(scores, "CHUNK_ELEMENTS", 2000)
     logits = random_logits(*shape).half()
@@ -370,9 +364,7 @@ def test_a_taken_name_is_refused(registry: dict[str, scores.Score]) -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(
-        UnknownNameError, match="unknown score 'average-entrpy': did you mean 'average_entropy'"
-    ):
+    with pytest.raises(UnknownNameError, match="unknown score 'average-entrpy': did you mean 'average_entropy'"):
         scores.get("average-entrpy")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dissensus.errors import DissensusError, ShapeError
-from dissensus.scores import check_logits, full_precision
+from dissensus.layout import check_logits, full_precision
 
 __all__ = [
     "AGGREGATES",

@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
         if init not in ("random", "template"):
             raise DissensusError(f"init must be 'random' or 'template'; got {init!r}")
         self.seed = seed
-        template = copy.deepcopy(tail) if isinstance(tail, nn.Module) else tail()
+        template = copy.deepcopy(tail) if isinstance(tail, nn.Module) else _initialised(tail, seed, 0)
         _refuse_running_statistics(template)
         # The stacked tensors live in a module of the tail's own structure, hence under the tail's own names.
         self.tail = copy.deepcopy(template)

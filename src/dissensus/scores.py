@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus.errors import DataError, DissensusError, ShapeError, UnknownNameError
+from dissensus.errors import DissensusError, ShapeError, UnknownNameError
+from dissensus.layout import check_logits, full_precision
 
 __all__ = [
     "SCORES",
@@ -51,27 +52,6 @@ SCORES: dict[str, Score] = {}
 CHUNK_ELEMENTS = 2**20
 
 _S = TypeVar("_S", bound=Callable[..., Tensor])
-
-
-def check_logits(logits: Tensor) -> None:
-    """Refuse what is not (M, B, C) of floating point, with M >= 1 members and C >= 2 classes."""
-    shape = tuple(logits.shape)
-    if logits.ndim != 3:
-        one = logits.ndim == 2
-        remedy = "for one sample use logits[:, None]" if one else "members come first, classes last"
-        raise ShapeError(f"logits must be (M, B, C); got {shape}: {remedy}")
-    if shape[0] < 1 or shape[2] < 2:
-        raise ShapeError(
-            f"logits must be (M, B, C) with M >= 1 members and C >= 2 classes; got {shape}: "
-            "members come first, classes last"
-        )
-    if not logits.is_floating_point():
-        raise DataError(f"logits must be floating point; got {logits.dtype}: use logits.float()")
-
-
-def full_precision(logits: Tensor) -> Tensor:
-    """Float32 for anything narrower; float32 and float64 as they are."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def register(score: _S) -> _S:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dissensus import methods, optim
 from dissensus.ensemble import Ensemble
+from dissensus.layout import full_precision
 from dissensus.objectives.disagreement import divdis_value_and_grad
 from dissensus.objectives.fused import cross_entropy_a2d
 from dissensus.objectives.hardness import ensemble_cross_entropy, hardness
@@ -95,7 +96,7 @@ class Stepper:
         return slots, {name: value.index_select(0, picked) for name, value in self.buffers.items()}
 
     def _loss(self, logits: Tensor, batch: Batch, pairs: Tensor | None, forwarded: Tensor) -> _Loss:
-        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        logits = full_precision(logits)
         s, own = self.settings, batch.labels.shape[-1]
         smoothing = self.smoothing[forwarded] if isinstance(self.smoothing, Tensor) else self.smoothing
         here = logits[:, :own]

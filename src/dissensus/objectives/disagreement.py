@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dissensus.objectives.checks import check_logits
+from dissensus.layout import check_logits
 
 # Joint probabilities held at once by divdis: 2**24 float32 are 64 MB.
 BLOCK_ELEMENTS = 2**24

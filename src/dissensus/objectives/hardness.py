@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus.objectives.checks import check_labels, check_logits
+from dissensus.layout import check_labels, check_logits
 
 
 def ensemble_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

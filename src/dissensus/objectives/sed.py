@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus.errors import UnknownNameError
-from dissensus.objectives.checks import check_labels, check_logits
+from dissensus.layout import check_labels, check_logits
 from dissensus.objectives.disagreement import a2d, divdis
 from dissensus.objectives.hardness import hardness
 

@@ -1,0 +1,223 @@
+"""Ensemble: stacked members equal to members run one by one, whatever the tail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dissensus import tails
+from dissensus.ensemble import Ensemble
+from dissensus.errors import DissensusError, RunError, UnknownNameError
+
+
+def general_tail() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+TAILS = {
+    "linear": lambda: tails.Linear(6, 3),
+    "mlp": lambda: tails.MLP(6, 3),
+    "torch-linear": lambda: nn.Linear(6, 3, bias=False),
+    "general": general_tail,
+}
+
+
+def one_by_one(ensemble: Ensemble, x: Tensor) -> Tensor:
+    return torch.stack([ensemble.member(i)(x) for i in range(len(ensemble))])
+
+
+@pytest.mark.parametrize("kind", TAILS)
+def test_stacked_members_equal_members_one_by_one(kind):
+    ensemble = Ensemble(TAILS[kind](), members=4, seed=1).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    logits = ensemble(x)
+    assert logits.shape == (4, 5, 3)
+    torch.testing.assert_close(logits, one_by_one(ensemble, x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ensemble(x, [2, 0]), logits[[2, 0]], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ensemble(x, torch.tensor([3])), logits[3:], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TAILS)
+def test_every_member_may_have_a_batch_of_its_own(kind):
+    ensemble = Ensemble(TAILS[kind](), members=3).double()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+    expected = torch.stack([ensemble.member(i)(x[i]) for i in range(3)])
+    logits = ensemble.run(ensemble.stacked(), x, own_batch=True)
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TAILS)
+@pytest.mark.parametrize("own_batch", [False, True])
+def test_gradients_equal_autograds(kind, own_batch):
+    """Weights and features alike: the stacked forms have hand-written backward passes."""
+    ensemble = Ensemble(TAILS[kind](), members=3).double()
+    with torch.no_grad():  # away from the start, where norms are one and biases zero
+        for value in ensemble.parameters():
+            value.add_(0.3 * torch.randn_like(value))
+    x = torch.randn(*((3,) if own_batch else ()), 5, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 5, 3, dtype=torch.float64)
+    got = torch.autograd.grad(
+        (ensemble.run(ensemble.stacked(), x, own_batch=own_batch) * weight).sum(), [*ensemble.parameters(), x]
+    )
+    members = [ensemble.member(i) for i in range(3)]
+    plain = torch.stack([member(x[i] if own_batch else x) for i, member in enumerate(members)])
+    leaves = [[*member.parameters()] for member in members]
+    flat = torch.autograd.grad((plain * weight).sum(), [leaf for own in leaves for leaf in own] + [x])
+    count = len(leaves[0])
+    for n, value in enumerate(got[:-1]):
+        expected = torch.stack([flat[i * count + n] for i in range(3)])
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got[-1], flat[-1], rtol=1e-10, atol=1e-10)
+
+
+def test_the_papers_tail_has_the_papers_size():
+    assert sum(value.numel() for value in tails.MLP(768, 1000).parameters()) == 5_495_272
+
+
+def test_mlp_begins_as_norm_and_linear():
+    """Gamma of 1e-4 leaves the residual branch next to silent, which is why members' soup works."""
+    tail = tails.MLP(6, 3)
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(tail(x), tail.head(tail.norm2(x)), rtol=0, atol=1e-3)
+    assert torch.equal(tail.gamma, torch.full((6,), 1e-4))
+
+
+def test_members_start_apart_and_the_same_seed_starts_the_same():
+    first, again, other = (Ensemble(tails.Linear(6, 3), members=3, seed=s) for s in (0, 0, 1))
+    weight = first.stacked()["weight"]
+    assert all(not torch.equal(weight[i], weight[j]) for i in range(3) for j in range(i))
+    assert torch.equal(weight, again.stacked()["weight"])
+    assert not torch.equal(weight, other.stacked()["weight"])
+
+
+def test_a_members_start_does_not_depend_on_how_many_there_are():
+    small, large = (Ensemble(general_tail, members=m, seed=5) for m in (2, 6))
+    for name, value in small.stacked().items():
+        assert torch.equal(value, large.stacked()[name][:2])
+
+
+def test_making_an_ensemble_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    Ensemble(general_tail, members=3)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_template_weights_can_be_copied():
+    tail = tails.Linear(6, 3)
+    ensemble = Ensemble(tail, members=2, init="template")
+    assert torch.equal(ensemble.stacked()["weight"], tail.weight.expand(2, 3, 6))
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(ensemble(x)[1], tail(x))
+
+
+def test_soup_averages_weights_and_of_one_member_is_that_member():
+    ensemble = Ensemble(tails.MLP(6, 3), members=3)
+    soup = ensemble.soup()
+    torch.testing.assert_close(soup.head.weight, ensemble.stacked()["head.weight"].mean(0))
+    assert torch.equal(ensemble.soup([2]).head.weight, ensemble.member(2).head.weight)
+    with pytest.raises(DissensusError, match="at least one member"):
+        ensemble.soup([])
+
+
+def test_member_is_a_copy():
+    ensemble = Ensemble(tails.Linear(6, 3), members=2)
+    before = ensemble.stacked()["weight"].clone()
+    with torch.no_grad():
+        ensemble.member(1).weight.zero_()
+    assert torch.equal(ensemble.stacked()["weight"], before)
+    with pytest.raises(DissensusError, match=r"within 0\.\.1; got 2"):
+        ensemble.member(2)
+
+
+def test_dropout_draws_a_mask_for_every_member_and_none_in_eval():
+    ensemble = Ensemble(nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 2)), members=2, init="template")
+    x = torch.ones(3, 64)
+    a, b = ensemble(x)
+    assert not torch.equal(a, b)
+    a, b = ensemble.eval()(x)
+    assert torch.equal(a, b)
+
+
+def test_constant_buffers_travel_with_members():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+            self.register_buffer("scale", torch.tensor([2.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.scale
+
+    ensemble = Ensemble(Scaled, members=2)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(ensemble(x, [1]), one_by_one(ensemble, x)[1:])
+    assert ensemble.member(0).scale.shape == (1,)
+
+
+def test_running_statistics_are_refused_by_name():
+    with pytest.raises(DissensusError, match="BatchNorm1d at '1': use LayerNorm"):
+        Ensemble(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), members=2)
+
+
+def test_parameters_that_cannot_be_redrawn_are_refused():
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T
+
+    with pytest.raises(DissensusError, match=r"Bare has parameters but no reset_parameters\(\).*factory"):
+        Ensemble(Bare(), members=2)
+    assert len(Ensemble(Bare, members=2)) == 2
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_save_and_load_round_trip(kind, tmp_path):
+    ensemble = Ensemble(TAILS[kind](), members=3, seed=9)
+    ensemble.save(tmp_path / "e")
+    loaded = Ensemble.load(tmp_path / "e")
+    assert loaded.seed == 9
+    for name, value in ensemble.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+    assert sorted(path.name for path in (tmp_path / "e").iterdir()) == ["ensemble.json", "ensemble.safetensors"]
+
+
+def test_a_custom_tail_must_be_given_again(tmp_path):
+    ensemble = Ensemble(general_tail, members=2)
+    ensemble.save(tmp_path)
+    with pytest.raises(RunError, match=r"custom module.*tail="):
+        Ensemble.load(tmp_path)
+    loaded = Ensemble.load(tmp_path, general_tail)
+    x = torch.randn(4, 6)
+    assert torch.equal(loaded(x), ensemble(x))
+
+
+def test_damaged_and_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(RunError, match="no ensemble in"):
+        Ensemble.load(tmp_path / "nowhere")
+    ensemble = Ensemble(tails.Linear(6, 3), members=2)
+    ensemble.save(tmp_path)
+    whole = (tmp_path / "ensemble.safetensors").read_bytes()
+    (tmp_path / "ensemble.safetensors").write_bytes(whole[:-10])
+    with pytest.raises(RunError, match="cannot be read"):
+        Ensemble.load(tmp_path)
+    (tmp_path / "ensemble.safetensors").write_bytes(whole)
+    info = json.loads((tmp_path / "ensemble.json").read_text())
+    info["tail"]["classes"] = 4
+    (tmp_path / "ensemble.json").write_text(json.dumps(info))
+    with pytest.raises(RunError, match="do not fit the tail"):
+        Ensemble.load(tmp_path)
+
+
+def test_bad_arguments():
+    with pytest.raises(DissensusError, match="at least one member; got members=0"):
+        Ensemble(tails.Linear(6, 3), members=0)
+    with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
+        tails.create("liner", 6, 3)
