@@ -56,6 +56,18 @@ def test_a_step_touches_nothing_of_the_others(name):
         assert not torch.equal(value[2], before[key][2]), key
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_gradients_may_lie_in_any_memory_order(name):
+    """vmap makes transposed gradients; PyTorch's fused kernels would read them in memory order."""
+    grad = torch.arange(6.0).view(1, 2, 3) + 1
+    straight, sideways = ({"w": torch.zeros(1, 2, 3)} for _ in range(2))
+    optim.create(name, straight, 0.1, 0.0).step([0], {"w": grad})
+    optim.create(name, sideways, 0.1, 0.0).step([0], {"w": grad.transpose(1, 2).contiguous().transpose(1, 2)})
+    assert torch.equal(straight["w"], sideways["w"])
+    with pytest.raises(DissensusError, match="must be contiguous; w is not"):
+        optim.create(name, {"w": torch.zeros(1, 3, 2).transpose(1, 2)}, 0.1, 0.0)
+
+
 def test_the_factor_scales_the_learning_rate():
     a, b = ({"w": torch.ones(1, 3)} for _ in range(2))
     optim.create("sgd", a, 0.1, 0.0).step([0], {"w": torch.ones(1, 3)}, factor=0.5)

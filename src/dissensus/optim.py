@@ -143,6 +143,9 @@ def cosine(step: int, steps: int) -> float:
 
 
 def _detached(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for name, value in params.items():
+        if not value.is_contiguous():
+            raise DissensusError(f"stacked parameters must be contiguous; {name} is not: use .contiguous()")
     return {name: value.detach() for name, value in params.items()}
 
 
@@ -151,7 +154,8 @@ def _device(params: Mapping[str, Tensor]) -> torch.device:
 
 
 def _views(tensors: Mapping[str, Tensor], members: Sequence[int]) -> list[Tensor]:
-    return [value[i] for i in members for value in tensors.values()]
+    # contiguous: the fused kernels read memory in order, whatever the strides say
+    return [value[i].contiguous() for i in members for value in tensors.values()]
 
 
 def _groups(

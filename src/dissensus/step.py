@@ -128,7 +128,7 @@ class Stepper:
     def _hardness(self, logits: Tensor, batch: Batch) -> Tensor:
         if self.settings.hardness == "all" and len(logits) < len(self.ensemble):
             with torch.no_grad(), self.fabric.autocast():
-                logits = self.ensemble(batch.x).float()
+                logits = full_precision(self.ensemble(batch.x))
         mean = self._sum(ensemble_cross_entropy(logits, batch.labels).sum()) / batch.total
         return hardness(logits, batch.labels, batch_mean=mean)
 

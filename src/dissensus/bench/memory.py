@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,9 +115,9 @@ def _generate(folder: Path, sizes: Sizes) -> None:
 
 def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     if done.returncode < 0:
+        hint = ": the machine was probably out of memory" if done.returncode == -signal.SIGKILL else ""
         raise DissensusError(
-            f"the training process of the bench case memory was ended by signal {-done.returncode}; "
-            "if that is 9, the machine was probably out of memory"
+            f"the training process of the bench case memory was ended by signal {-done.returncode}{hint}"
         )
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

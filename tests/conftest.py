@@ -1,0 +1,35 @@
+"""Small labelled problems that train in a blink."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dissensus import tails
+from dissensus.ensemble import Ensemble
+from dissensus.features import FeatureSet
+
+torch.set_num_threads(1)  # the problems are tiny: a second thread costs more than it brings
+
+
+def blobs(count: int = 120, width: int = 6, classes: int = 3, seed: int = 0, noise: float = 0.8) -> FeatureSet:
+    """Gaussian clouds around one centre a class."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 2 * torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
+    labels = torch.arange(count) % classes
+    return FeatureSet.from_arrays(centres[labels] + noise * torch.randn(count, width, generator=generator), labels)
+
+
+@pytest.fixture
+def train() -> FeatureSet:
+    return blobs()
+
+
+@pytest.fixture
+def elsewhere() -> FeatureSet:
+    generator = torch.Generator().manual_seed(5)
+    return FeatureSet.from_arrays(3 * torch.randn(50, 6, generator=generator))
+
+
+def linear(members: int = 4, seed: int = 0, width: int = 6, classes: int = 3) -> Ensemble:
+    return Ensemble(tails.Linear(width, classes), members=members, seed=seed)
