@@ -13,11 +13,14 @@ from safetensors import SafetensorError
 
 from dissensus.errors import RunError
 
+TEMPORARY = ".tmp"
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to; it takes the place of `path` when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # one name a file: what a killed process leaves behind, the next one writes over
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         yield temporary
         with open(temporary, "rb+") as file:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dissensus.errors import RunError
-from dissensus.files import make_folder, read_json, replacing, write_json
+from dissensus.files import TEMPORARY, make_folder, read_json, replacing, write_json
 
 FORMAT = "dissensus-run-1"
 
@@ -41,7 +41,7 @@ class Run:
         info = {"format": FORMAT, "status": "running", "settings": json.loads(json.dumps(settings))}
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
-        if not folder.exists() or not any(folder.iterdir()):
+        if not folder.exists() or all(path.name.endswith(TEMPORARY) for path in folder.iterdir()):
             if write:
                 make_folder(folder)
                 write_json(folder / "run.json", info)
