@@ -43,12 +43,20 @@ def test_every_method_learns(method, tail, train, elsewhere):
 
 def test_a_general_module_trains_and_optimiser_schedule_and_clip_matter(train):
     def trained(**options):
-        ensemble = Ensemble(lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), 3)
+        ensemble = Ensemble(
+            lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), 3
+        )
         return fit(ensemble, train, **{**QUICK, "epochs": 20, **options})
 
     plain = trained()
     assert accuracy(plain, train) > 0.85
-    for change in ({"optimizer": "sgd"}, {"schedule": "constant"}, {"clip": 0.1}, {"label_smoothing": 0.2}, {"seed": 1}):
+    for change in (
+        {"optimizer": "sgd"},
+        {"schedule": "constant"},
+        {"clip": 0.1},
+        {"label_smoothing": 0.2},
+        {"seed": 1},
+    ):
         other = trained(**change)
         assert not torch.equal(other.stacked()["0.weight"], plain.stacked()["0.weight"]), change
 
@@ -170,7 +178,18 @@ def test_run_folder_tells_what_was_done(train, tmp_path):
     assert len(lines) == 8 + 8 * 2  # four steps an epoch, a line every two
     assert epochs[-1]["cross_entropy"] < epochs[0]["cross_entropy"]
     assert epochs[-1]["step"] == 32
-    expected = {"kind", "step", "epoch", "lr", "loss", "cross_entropy", "disagreement", "hardness", "accuracy", "seconds"}
+    expected = {
+        "kind",
+        "step",
+        "epoch",
+        "lr",
+        "loss",
+        "cross_entropy",
+        "disagreement",
+        "hardness",
+        "accuracy",
+        "seconds",
+    }
     assert set(lines[0]) == expected
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
