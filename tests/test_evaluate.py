@@ -7,8 +7,8 @@ import json
 import pandas as pd
 import pytest
 import torch
-from conftest import blobs, linear
 
+from conftest import blobs, linear
 from dissensus import evaluate as module
 from dissensus import report, scores, tables
 from dissensus.errors import DataError, DissensusError, RunError, UnknownNameError
@@ -164,10 +164,13 @@ def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(f
             + value(frame, dataset="noisy-5", score="pds", metric="auroc")) / 2  # fmt: skip
     assert table[("AUROC pds", "noisy")].item() == pytest.approx(mean)
     assert ("worst group", "halves") in table.columns
-    text = tables.as_text(table)
+    text = tables.as_text(table, width=500)
     assert "sed-a2d" in text
     assert f"{100 * table[('accuracy', 'id')].item():.1f}" in text
-    assert len({len(line) for line in text.splitlines()[1:]}) == 1, "columns must line up"
+    assert len({len(line) for line in text.splitlines()}) == 1, "columns must line up"
+    narrow = tables.as_text(table, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.count("method") > 1
 
 
 def test_seeds_are_averaged_and_equal_methods_told_apart(frame):

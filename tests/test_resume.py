@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs, linear
 
+from conftest import blobs, linear
 from dissensus.errors import RunError
 from dissensus.runs import Run
 from dissensus.train import fit

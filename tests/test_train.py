@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from conftest import blobs, linear
 from lightning.fabric import Fabric
 
+from conftest import blobs, linear
 from dissensus import methods, objectives, tails
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, RunError, UnknownNameError
@@ -210,9 +210,9 @@ def test_a_finished_run_is_loaded_not_repeated(train, tmp_path):
 def test_another_run_or_foreign_files_in_the_folder_are_refused(train, tmp_path):
     fit(linear(), train, **QUICK, out=tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(RunError, match="holds another run .*diversity is 0.5 there, 2.0 here"):
+    with pytest.raises(RunError, match=r"holds another run .*diversity is 0\.5 there, 2\.0 here"):
         fit(linear(), train, **QUICK, diversity=2.0, out=tmp_path / "run")
-    with pytest.raises(RunError, match="holds another run .*train is"):
+    with pytest.raises(RunError, match=r"holds another run .*train is"):
         fit(linear(), blobs(seed=3), **QUICK, out=tmp_path / "run")
     assert (tmp_path / "run" / "run.json").read_bytes() == before
     (tmp_path / "other").mkdir()
@@ -288,7 +288,7 @@ def test_a_loss_that_explodes_stops_the_run_with_advice(train, tmp_path):
     ensemble = linear()
     with torch.no_grad():
         ensemble.stacked()["weight"].fill_(1e30)
-    with pytest.raises(DissensusError, match="loss is not finite by step .*lower lr"):
+    with pytest.raises(DissensusError, match=r"loss is not finite by step .*lower lr"):
         fit(ensemble, train, **{**QUICK, "lr": 1e30}, optimizer="sgd", out=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
 

@@ -7,6 +7,7 @@ Heavy imports stay inside the verbs, so that --help answers at once.
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ EXAMPLES = {
     "list": "dissensus list methods",
     "bench": "dissensus bench --cases floor scaling --json",
 }
+LISTS = ("methods", "scores", "aggregates", "suites", "tails")
 Format = Literal["table", "csv", "json", "md", "tex"]
 
 
@@ -185,7 +187,7 @@ def evaluate(
     opened = [Run.open(run) for run in runs]
     sets, families, kept = inputs.find_judges(suite, id, {"shift": shift, "ood": ood, "groups": groups}, held_out)
     if aggregate == "greedy-soup" and kept is None:
-        raise DissensusError("greedy-soup is chosen on held-out features; none were given: add --held_out FEATURES")
+        raise DissensusError("greedy-soup is chosen on held-out features; none were given: add --held-out FEATURES")
     frames = []
     for run in opened:
         ensemble = Ensemble.load(run.ensemble_folder)
@@ -200,7 +202,7 @@ def evaluate(
         print(tables.render(frame, f".{format}"), end="")
 
 
-def list_(what: Literal["methods", "scores", "aggregates", "suites", "tails"]) -> None:
+def list_(what: str) -> None:
     """Say which methods, scores, aggregates, suites or tails there are, a line each.
 
     Args:
@@ -251,39 +253,55 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with code 2."""
-        _fail(f"{' '.join(message.split())} (see: {self.prog} --help)")
+        text = " ".join(message.split())
+        # jsonargparse names Python types and parser keys; a user gave a flag a value
+        found = re.match(r'Parser key "([^"]+)": .*Given value: (.*)$', text)
+        if found:
+            text = f"--{found[1].replace('_', '-')} cannot be {found[2]!r}"
+        _fail(f"{text} (see: {self.prog.replace(' [options]', '')} --help)")
+
+
+# Arguments that stand without a flag, or take several values: verb -> name -> how to parse it.
+PLAIN: dict[str, dict[str, dict[str, Any]]] = {
+    "train": {"features": {"help": "a feature folder, an .npz file with `features` and `labels`, or a suite's name"}},
+    "evaluate": {
+        "runs": {"nargs": "+", "metavar": "RUN", "help": "run folders that train wrote"},
+        "--shift": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "shifted sets with the same labels"},
+        "--ood": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "sets with other labels"},
+        "--groups": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "labelled sets with groups"},
+    },
+    "list": {"what": {"choices": LISTS, "help": ", ".join(LISTS)}},
+    "bench": {"--cases": {"nargs": "+", "metavar": "CASE", "help": "which cases; by default all of them"}},
+}
 
 
 def build_parser() -> ArgumentParser:
     """The parser of all verbs."""
     parser = Parser(
         prog="dissensus",
-        version=f"dissensus {__version__}",
+        version=__version__,
         description="Diverse ensembles on frozen backbones: better out of distribution, and aware of it.",
         epilog="Start with: dissensus demo. Shell completion: dissensus --print_shtab=bash (or zsh).",
     )
     verbs = parser.add_subcommands(required=True, dest="verb")
     for name, function in VERBS.items():
-        lead = (function.__doc__ or "").strip().split("\n")[0]
-        verb = Parser(
-            description=(function.__doc__ or "").split("Args:")[0].strip(), epilog=f"Example: {EXAMPLES[name]}"
-        )
+        about = (function.__doc__ or "").split("Args:")[0].strip()
+        verb = Parser(description=about, epilog=f"Example: {EXAMPLES[name]}")
         verb.add_argument("--config", action="config", help="a YAML file with these options; flags override it")
-        if name == "evaluate":
-            verb.add_argument("runs", nargs="+", help="run folders that train wrote")
-            for role in ("shift", "ood", "groups"):
-                verb.add_argument(f"--{role}", nargs="+", metavar="NAME=FEATURES", help=f"sets of role {role}")
-            verb.add_function_arguments(function, as_positional=True, skip={"runs", "shift", "ood", "groups"})
-        else:
-            verb.add_function_arguments(function, as_positional=True)
-        verbs.add_subcommand(name, verb, help=lead)
+        plain = PLAIN.get(name, {})
+        for argument, options in plain.items():
+            verb.add_argument(argument, **options)
+        verb.add_function_arguments(function, as_group=False, skip={key.lstrip("-") for key in plain})
+        verbs.add_subcommand(name, verb, help=about.split("\n")[0])
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    options = build_parser().parse_args(argv)
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    given = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    options = build_parser().parse_args(given)
     verb = options.verb
     arguments = options[verb].as_dict()
     arguments.pop("config", None)
@@ -300,6 +318,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
     return 0
+
+
+def _underscored(argument: str) -> str:
+    """--batch-size=3 is --batch_size=3: people write flags either way."""
+    flag, equals, value = argument.partition("=")
+    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
 
 
 def _fail(message: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -85,17 +85,42 @@ def _pick(
     return frame[chosen & (frame["aggregate"] == aggregate) & (frame["score"] == score)]
 
 
-def as_text(table: pd.DataFrame) -> str:
-    """The summary for a terminal: method names at the left, groups above sets, percentages for accuracies."""
-    shown = table.copy()
-    shown.index = pd.Index(row_names(table))
-    blocks = []
+def as_text(table: pd.DataFrame, width: int | None = None) -> str:
+    """The summary for a terminal of `width` columns (None: this one's): groups of columns that do not fit go below."""
+    names = row_names(table)
+    width = width or max(80, shutil.get_terminal_size((100, 0)).columns)
+    bands: list[list[_Block]] = [[]]
     for group in dict.fromkeys(column[0] for column in table.columns):
+        block = _Block(group, table[[column for column in table.columns if column[0] == group]])
+        if bands[-1] and _left(names) + sum(3 + other.width for other in [*bands[-1], block]) > width:
+            bands.append([])
+        bands[-1].append(block)
+    return "\n\n".join(_band(names, band) for band in bands) + "\n"
+
+
+class _Block:
+    """One group of columns as text: a title, set names, and a row of cells a method, all `width` wide."""
+
+    def __init__(self, group: str, values: pd.DataFrame) -> None:
         percent = group in PERCENT
-        block = shown[[column for column in shown.columns if column[0] == group]]
-        cells = [[f"{100 * v:.1f}" if percent else f"{v:.3f}" for v in row] for row in block.to_numpy()]
-        blocks.append((f"{group} %" if percent else group, [column[1] for column in block.columns], cells))
-    return _layout(list(shown.index), blocks)
+        title = f"{group} %" if percent else group
+        cells = [[f"{100 * v:.1f}" if percent else f"{v:.3f}" for v in row] for row in values.to_numpy()]
+        sets = [str(column[1]) for column in values.columns]
+        widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(sets)]
+        widths[-1] += max(0, len(title) - sum(widths) - 2 * (len(widths) - 1))
+        rows = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in [sets, *cells]]
+        self.width = len(rows[0])
+        self.lines = [title.ljust(self.width), *rows]
+
+
+def _left(names: Sequence[str]) -> int:
+    return max(len(name) for name in [*names, "method"])
+
+
+def _band(names: Sequence[str], blocks: Sequence[_Block]) -> str:
+    left = [name.ljust(_left(names)) for name in ["", "method", *names]]
+    lines = ["   ".join([start, *(block.lines[i] for block in blocks)]) for i, start in enumerate(left)]
+    return "\n".join([*lines[:2], "-" * len(lines[0]), *lines[2:]])
 
 
 def row_names(table: pd.DataFrame) -> list[str]:
@@ -107,21 +132,3 @@ def row_names(table: pd.DataFrame) -> list[str]:
         extra = [f"{key}={row[key]}" for key in KEYS[1:] if len({other[key] for other in same}) > 1]
         names.append(" ".join([str(row["method"]), *extra]))
     return names
-
-
-def _layout(names: Sequence[str], blocks: Sequence[tuple[str, list[str], list[list[str]]]]) -> str:
-    left = max(len(name) for name in [*names, "method"])
-    heads, subs, lines = " " * left, "method".ljust(left), [name.ljust(left) for name in names]
-    for title, sets, cells in blocks:
-        widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(sets)]
-        body = sum(widths) + 2 * (len(widths) - 1)
-        widths[-1] += max(0, len(title) - body)
-        heads += "   " + title.ljust(max(body, len(title)))
-        subs += "   " + "  ".join(name.rjust(width) for name, width in zip(sets, widths, strict=True))
-        lines = [
-            line + "   " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for line, row in zip(lines, cells, strict=True)
-        ]
-    out = io.StringIO()
-    print(heads.rstrip(), subs, "-" * len(subs), *lines, sep="\n", file=out)
-    return out.getvalue()
