@@ -6,18 +6,20 @@ The sides of a comparison must do the same work, so their losses are compared st
 import importlib.util
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from dissensus.bench import CASES, core, measure, memory, peers, run_bench
-from dissensus.bench.measure import QUICK, Bar, Side, compare
+from dissensus.bench import CASES, core, memory, peers, run_bench
+from dissensus.bench.measure import QUICK, WARM_UP, Bar, Comparison, Side, compare, interleave
 from dissensus.errors import DissensusError, UnknownNameError
 from dissensus.features import FeatureSet
 
@@ -82,24 +84,24 @@ def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
     assert [entry["name"] for entry in json.loads(out.read_text())["results"]] == ["scaling", "floor"]
 
 
-def test_medians_quartiles_and_alternating_order(monkeypatch):
-    seen, clock = [], [0.0]
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+def test_sides_take_turns_and_warming_up_does_not_count():
+    order, warm = [], [99.0] * WARM_UP
+    a, b = iter([*warm, 1.0, 2.0, 3.0]), iter([*warm, 4.0, 5.0, 6.0])
 
-    def taking(name, seconds):
-        durations = iter(seconds)
-
+    def telling(name, values):
         def run():
-            seen.append(name)
-            clock[0] += next(durations)
+            order.append(name)
+            return next(values)
 
         return run
 
-    # Two warm-up runs, however slow, do not count; medians are 4 s and 1 s over two steps and one.
-    a = Side("a", taking("a", [99, 99, 8, 4, 2]), steps=2)
-    b = Side("b", taking("b", [99, 99, 1, 1, 2]))
-    result = compare("ab", a, b, Bar("<=", 2.0), repeats=3)
-    assert "".join(seen) == "ba" + "ab" + "ba" + "ab" + "ba"
+    assert interleave("ab", telling("a", a), telling("b", b), repeats=3) == ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert "".join(order[-6:]) == "ba" + "ab" + "ba"
+    assert len(order) == 2 * (3 + WARM_UP)
+
+
+def test_a_comparison_is_the_ratio_of_medians():
+    result = Comparison("ab", "a", "b", Bar("<=", 2.0), numerator_ms=(4.0, 2.0, 1.0), denominator_ms=(1.0, 1.0, 2.0))
     assert result.record() == {
         "name": "ab",
         "ratio": 2.0,
@@ -107,11 +109,21 @@ def test_medians_quartiles_and_alternating_order(monkeypatch):
         "denominator": "b",
         "bar": "<= 2",
         "met": True,
-        "numerator_ms": 2000.0,
-        "denominator_ms": 1000.0,
+        "numerator_ms": 2.0,
+        "denominator_ms": 1.0,
         "repeats": 3,
         "ratio_quartiles": [1.25, 3.0],  # of 4, 2 and 0.5
     }
+
+
+def failing():
+    return partial(os._exit, 7)
+
+
+def test_a_process_that_ends_early_is_reported():
+    side = Side("one that fails", failing)
+    with pytest.raises(DissensusError, match="process for 'one that fails' ended with exit code 7"):
+        compare("ab", side, side, Bar("<", 1.0), repeats=1)
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,11 @@ def test_list(what, capsys):
         (["train", "digits", "--out", "{}/run", "--active", "9"], "active=9 with members=5"),
         (["train", "digits", "--out", "{}/run", "--active", "1"], "nobody to disagree with"),
         (["train", "digits", "--out", "{}/run", "--epochs", "many"], "--epochs cannot be 'many'"),
-        (["train", "digits", "--out", "{}/run", "--epoch", "3"], "--epoch"),
+        (["train", "digits", "--out", "{}/run", "--epoch", "3"], "did you mean --epochs?"),
         (["train", "digits", "--out", "{}/run", "--precision", "8"], "precision must be one of"),
         (["train", "digits", "--out", "{}/run", "--devices", "0"], "devices and num_nodes must be at least 1"),
         (["train", "digits", "--out", "{}/run", "--members", "0"], "at least one member"),
-        (["train", "digits"], '"out"'),
+        (["train", "digits"], "required, but not given: out"),
         (["evaluate", "{}/nowhere", "--suite", "digits"], "no such folder; train one with"),
         (["evaluate", "{}", "--suite", "digits"], "is not a run"),
         (["list", "colours"], "colours"),
@@ -184,7 +184,7 @@ def test_help_teaches(verb, capsys):
 
 def test_version_and_completion(capsys):
     assert run(capsys, "--version")[1].strip() == f"dissensus {__version__}"
-    code, out, _ = run(capsys, "--print_shtab=bash")
+    code, out, _ = run(capsys, "--print_completion=shtab-bash")
     assert code == 0
     assert "dissensus" in out
     assert "evaluate" in out

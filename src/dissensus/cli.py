@@ -6,6 +6,7 @@ Heavy imports stay inside the verbs, so that --help answers at once.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, set_parsing_settings
 
 from dissensus import __version__
 from dissensus.errors import DissensusError
@@ -253,12 +254,18 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with code 2."""
-        text = " ".join(message.split())
-        # jsonargparse names Python types and parser keys; a user gave a flag a value
-        found = re.match(r'Parser key "([^"]+)": .*Given value: (.*)$', text)
-        if found:
-            text = f"--{found[1].replace('_', '-')} cannot be {found[2]!r}"
-        _fail(f"{text} (see: {self.prog.replace(' [options]', '')} --help)")
+        _fail(f"{self._plainly(' '.join(message.split()))} (see: {self.prog.replace(' [options]', '')} --help)")
+
+    def _plainly(self, text: str) -> str:
+        """jsonargparse speaks of Python types and parser keys; a user knows flags and values."""
+        if wrong := re.match(r'Parser key "([^"]+)": .*(?:Given value|Got value): (.*?)\.?$', text):
+            return f"--{wrong[1].replace('_', '-')} cannot be {wrong[2]!r}"
+        if missing := re.match(r"the following arguments are required: (.*)$", text):
+            return f"required, but not given: {re.sub(r'[a-z]+[.]', '', missing[1])}"
+        if unknown := re.match(r"unrecognized arguments: (--\w+)", text):
+            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+            return text + (f"; did you mean {near[0].replace('_', '-')}?" if near else "")
+        return text
 
 
 # Arguments that stand without a flag, or take several values: verb -> name -> how to parse it.
@@ -277,16 +284,18 @@ PLAIN: dict[str, dict[str, dict[str, Any]]] = {
 
 def build_parser() -> ArgumentParser:
     """The parser of all verbs."""
+    set_parsing_settings(add_print_completion_argument=True)
     parser = Parser(
         prog="dissensus",
+        allow_abbrev=False,
         version=__version__,
         description="Diverse ensembles on frozen backbones: better out of distribution, and aware of it.",
-        epilog="Start with: dissensus demo. Shell completion: dissensus --print_shtab=bash (or zsh).",
+        epilog="Start with: dissensus demo. Shell completion: --print_completion=shtab-bash (or -zsh, -fish).",
     )
     verbs = parser.add_subcommands(required=True, dest="verb")
     for name, function in VERBS.items():
         about = (function.__doc__ or "").split("Args:")[0].strip()
-        verb = Parser(description=about, epilog=f"Example: {EXAMPLES[name]}")
+        verb = Parser(allow_abbrev=False, description=about, epilog=f"Example: {EXAMPLES[name]}")
         verb.add_argument("--config", action="config", help="a YAML file with these options; flags override it")
         plain = PLAIN.get(name, {})
         for argument, options in plain.items():

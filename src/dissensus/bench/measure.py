@@ -1,19 +1,28 @@
 """How the bench measures: two sides run in turn, medians, and their ratio.
 
-A time says little on a shared machine; two that were taken side by side in one run say how they compare.
+A time says little on a shared machine; two that were taken side by side in one run say how they compare. Each side
+lives in a process of its own, as it would in use: in a shared one, memory that one side has freed spares the other
+the page faults of getting it, and the ratio depends on who came first.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from tqdm import tqdm
 
-WARM_UP = 2  # runs of each side that are not counted
+from dissensus.errors import DissensusError
+
+WARM_UP = 3  # runs of each side that are not counted
+PAUSE_SECONDS = 0.02  # between runs: threads of the side that has just run may still be spinning
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Side(NamedTuple):
     """One of two things to compare."""
 
     words: str
-    run: Callable[[], object]
+    make: Callable[[], Callable[[], object]]  # called in the side's own process, so it has to be picklable
     steps: int = 1  # training steps in one run
 
 
@@ -114,18 +123,70 @@ class Comparison:
 
 
 def compare(name: str, numerator: Side, denominator: Side, bar: Bar, repeats: int) -> Comparison:
-    """Run both sides in turn, each first every other time, and keep milliseconds a step."""
-    times: dict[Side, list[float]] = {numerator: [], denominator: []}
+    """Run both sides in turn and keep milliseconds a step."""
+    with _process(numerator) as one, _process(denominator) as other:
+        seconds = interleave(name, one, other, repeats)
+    millis = [
+        tuple(1000 * value / side.steps for value in values)
+        for side, values in zip((numerator, denominator), seconds, strict=True)
+    ]
+    return Comparison(name, numerator.words, denominator.words, bar, millis[0], millis[1])
+
+
+def interleave(
+    name: str, one: Callable[[], float], other: Callable[[], float], repeats: int
+) -> tuple[list[float], list[float]]:
+    """Call both in turn, each first every other time; what they gave in `repeats` rounds after warming up."""
+    found: tuple[list[float], list[float]] = [], []
     rounds = tqdm(range(-WARM_UP, repeats), desc=name, unit="repeat", leave=False, disable=None, dynamic_ncols=True)
     for turn in rounds:
-        for side in (numerator, denominator) if turn % 2 else (denominator, numerator):
-            start = time.perf_counter()
-            side.run()
-            seconds = time.perf_counter() - start
+        for side in (0, 1) if turn % 2 else (1, 0):
+            value = (one, other)[side]()
             if turn >= 0:
-                times[side].append(1000 * seconds / side.steps)
-    one, other = tuple(times[numerator]), tuple(times[denominator])
-    return Comparison(name, numerator.words, denominator.words, bar, one, other)
+                found[side].append(value)
+    return found
+
+
+@contextmanager
+def _process(side: Side) -> Iterator[Callable[[], float]]:
+    """A process that has made the side; calling what is given runs it once there and tells the seconds."""
+    # Forked from a server that has only imported: no thread pool is copied, no memory has been used before.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dissensus.bench"])
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(side.make, there), daemon=True)
+    process.start()
+    there.close()
+
+    def run() -> float:
+        time.sleep(PAUSE_SECONDS)
+        try:
+            here.send(None)
+            seconds: float = here.recv()
+        except (EOFError, OSError) as error:
+            process.join()
+            raise DissensusError(
+                f"the bench's process for {side.words!r} ended with exit code {process.exitcode}; "
+                "its message is above, or there was too little memory"
+            ) from error
+        return seconds
+
+    try:
+        yield run
+    finally:
+        here.close()
+        process.terminate()
+        process.join()
+
+
+def _serve(make: Callable[[], Callable[[], object]], pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
+    run = make()
+    while True:
+        pipe.recv()
+        start = time.perf_counter()
+        run()
+        pipe.send(time.perf_counter() - start)
 
 
 def sizes_record(sizes: Sizes) -> dict[str, int]:

@@ -20,6 +20,7 @@ import importlib
 import io
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from dissensus import tails
-from dissensus.bench.core import fabric, random_batch, stepper, stepping
+from dissensus.bench.core import fabric, own_step, random_batch
 from dissensus.bench.measure import Bar, Comparison, Side, Sizes, compare
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DissensusError
@@ -43,22 +44,28 @@ LR, WEIGHT_DECAY = 1e-3, 0.01
 
 def loop(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     """a plain Python loop over the active members, as the authors train, over our step: linear and mlp tails"""
-    found = []
-    for tail, bar in (("linear", Bar(">=", 2.0)), ("mlp", Bar(">=", 1.5))):
-        batch = random_batch(sizes)
-        ours = stepper(sizes, sizes.members, sizes.active, tail=tail)
-        members = [ours.ensemble.member(i) for i in range(sizes.members)]
-        words = f"M={sizes.members}, active={sizes.active}, {tail} tail"
-        found.append(
-            compare(
-                f"loop-{tail}",
-                Side(f"loop over members, sed-a2d, {words}", looping(members, ours.draw, batch)),
-                Side("our step, the same", stepping(ours, batch)),
-                bar,
-                repeats,
-            )
+    M, active = sizes.members, sizes.active
+    return [
+        compare(
+            f"loop-{tail}",
+            Side(f"loop over members, sed-a2d, M={M}, active={active}, {tail} tail", partial(_loop_step, sizes, tail)),
+            Side("our step, the same", partial(own_step, sizes, M, active, tail=tail)),
+            bar,
+            repeats,
         )
-    return found
+        for tail, bar in (("linear", Bar(">=", 2.0)), ("mlp", Bar(">=", 1.5)))
+    ]
+
+
+def _loop_step(sizes: Sizes, tail: str) -> Callable[[], Tensor]:
+    def draw(step: int) -> Tensor:
+        return torch.randperm(sizes.members)[: sizes.active]
+
+    return looping(_members(sizes, tail), draw, random_batch(sizes))
+
+
+def _members(sizes: Sizes, tail: str) -> list[nn.Module]:
+    return [tails.create(tail, sizes.features, sizes.classes) for _ in range(sizes.members)]
 
 
 def looping(members: Sequence[nn.Module], draw: Callable[[int], Tensor], batch: Batch) -> Callable[[], Tensor]:
@@ -91,9 +98,27 @@ def looping(members: Sequence[nn.Module], draw: Callable[[int], Tensor], batch: 
 
 def libraries(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     """training a deep ensemble with torch-uncertainty and with TorchEnsemble over the same with ours"""
-    peers = require()
-    found = [_torch_uncertainty(peers, tail, sizes, repeats) for tail in ("linear", "mlp")]
-    return [*found, _torchensemble(peers, sizes, repeats)]
+    require()
+    M, K = sizes.members, sizes.fit_batches
+    steps = [
+        compare(
+            f"torch-uncertainty-{tail}",
+            Side(f"torch-uncertainty, deep ensemble, M={M}, {tail} tail", partial(_repeating_step, sizes, tail)),
+            Side("our step, the same", partial(own_step, sizes, M, M, diversity=0.0, tail=tail)),
+            Bar(">", 1.0),
+            repeats,
+        )
+        for tail in ("linear", "mlp")
+    ]
+    words = f"a step of TorchEnsemble's fit, deep ensemble, M={M}, linear tail, one epoch of {K} batches"
+    fits = compare(
+        "torchensemble-linear",
+        Side(words, partial(_their_fit, sizes), K),
+        Side("our fit, the same", partial(_our_fit, sizes), K),
+        Bar(">", 1.0),
+        repeats,
+    )
+    return [*steps, fits]
 
 
 class Peers(NamedTuple):
@@ -121,18 +146,8 @@ def require() -> Peers:
         ) from error
 
 
-def _torch_uncertainty(peers: Peers, tail: str, sizes: Sizes, repeats: int) -> Comparison:
-    batch = random_batch(sizes)
-    ours = stepper(sizes, sizes.members, sizes.members, diversity=0.0, tail=tail)
-    members = [ours.ensemble.member(i) for i in range(sizes.members)]
-    words = f"torch-uncertainty, deep ensemble, M={sizes.members}, {tail} tail"
-    return compare(
-        f"torch-uncertainty-{tail}",
-        Side(words, repeating(peers, members, batch)),
-        Side("our step, the same", stepping(ours, batch)),
-        Bar(">", 1.0),
-        repeats,
-    )
+def _repeating_step(sizes: Sizes, tail: str) -> Callable[[], Tensor]:
+    return repeating(require(), _members(sizes, tail), random_batch(sizes))
 
 
 def repeating(peers: Peers, members: Sequence[nn.Module], batch: Batch) -> Callable[[], Tensor]:
@@ -152,37 +167,39 @@ def repeating(peers: Peers, members: Sequence[nn.Module], batch: Batch) -> Calla
     return step
 
 
-def _torchensemble(peers: Peers, sizes: Sizes, repeats: int) -> Comparison:
-    M, D, C, K = sizes.members, sizes.features, sizes.classes, sizes.fit_batches
+def _samples(sizes: Sizes) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(K * sizes.batch, D, generator=generator)
-    y = torch.arange(len(x)) % C
-    features = FeatureSet.from_arrays(x, y, classes=[str(c) for c in range(C)])
-    data = TensorDataset(x, y)
-    data.classes = features.classes  # type: ignore[attr-defined]
+    x = torch.randn(sizes.fit_batches * sizes.batch, sizes.features, generator=generator)
+    return x, torch.arange(len(x)) % sizes.classes
+
+
+def _their_fit(sizes: Sizes) -> Callable[[], None]:
+    peers = require()
+    data = TensorDataset(*_samples(sizes))
+    data.classes = [str(c) for c in range(sizes.classes)]  # type: ignore[attr-defined]
     sampler = BatchSampler(RandomSampler(data), sizes.batch, drop_last=False)
     loader = DataLoader(data, sampler=sampler, batch_size=None)
+    shape = {"features": sizes.features, "classes": sizes.classes}
 
-    def theirs() -> None:
+    def run() -> None:
         model = peers.voting_classifier(
-            estimator=tails.Linear, estimator_args={"features": D, "classes": C}, n_estimators=M, cuda=False
+            estimator=tails.Linear, estimator_args=shape, n_estimators=sizes.members, cuda=False
         )
         model.set_optimizer("AdamW", lr=LR, weight_decay=WEIGHT_DECAY)
         with contextlib.redirect_stdout(io.StringIO()):
             model.fit(loader, epochs=1, save_model=False)
 
-    def ours() -> None:
-        ensemble = Ensemble(tails.create("linear", D, C), members=M)
+    return run
+
+
+def _our_fit(sizes: Sizes) -> Callable[[], None]:
+    features = FeatureSet.from_arrays(*_samples(sizes), classes=[str(c) for c in range(sizes.classes)])
+
+    def run() -> None:
+        ensemble = Ensemble(tails.create("linear", sizes.features, sizes.classes), members=sizes.members)
         fit(
             ensemble, features, "deep-ensemble", epochs=1, lr=LR, batch_size=sizes.batch, weight_decay=WEIGHT_DECAY,
             schedule="constant", progress=False, fabric=fabric(),
         )  # fmt: skip
 
-    words = f"a step of TorchEnsemble's fit, deep ensemble, M={M}, linear tail, one epoch of {K} batches"
-    return compare(
-        "torchensemble-linear",
-        Side(words, theirs, K),
-        Side("our fit, the same", ours, K),
-        Bar(">", 1.0),
-        repeats,
-    )
+    return run
