@@ -7,11 +7,11 @@ the page faults of getting it, and the ratio depends on who came first.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ from dissensus.errors import DissensusError
 
 WARM_UP = 3  # runs of each side that are not counted
 PAUSE_SECONDS = 0.02  # between runs: threads of the side that has just run may still be spinning
+END_SECONDS = 2.0  # that a side's process has to end by itself
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def interleave(
     return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def _process(side: Side) -> Iterator[Callable[[], float]]:
     """A process that has made the side; calling what is given runs it once there and tells the seconds."""
     # Forked from a server that has only imported: no thread pool is copied, no memory has been used before.
@@ -174,7 +175,8 @@ def _process(side: Side) -> Iterator[Callable[[], float]]:
     try:
         yield run
     finally:
-        here.close()
+        here.close()  # it ends by itself, and tidily, unless it is in the middle of something long
+        process.join(END_SECONDS)
         process.terminate()
         process.join()
 
@@ -182,11 +184,13 @@ def _process(side: Side) -> Iterator[Callable[[], float]]:
 def _serve(make: Callable[[], Callable[[], object]], pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
     run = make()
-    while True:
-        pipe.recv()
-        start = time.perf_counter()
-        run()
-        pipe.send(time.perf_counter() - start)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has what it wants
+        while True:
+            pipe.recv()
+            start = time.perf_counter()
+            run()
+            seconds = time.perf_counter() - start
+            pipe.send(seconds)
 
 
 def sizes_record(sizes: Sizes) -> dict[str, int]:

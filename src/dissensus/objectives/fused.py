@@ -5,13 +5,12 @@ Cross-entropy plus weighted A2D over all pairs has, for each member, a gradient 
 gather of (members, B, members), one in-place row scaling and two scatters replace the graph, so all pairs cost
 O(B M C + B M^2).
 
-Exact while the dtype can hold 1 - p (a gap between logits below 87 in float32, 708 in float64). Beyond that the
+Exact while the dtype can hold 1 - p (a gap between logits below 65 in float32, 530 in float64). Beyond that the
 disagreement saturates: its value stops growing and both stay finite.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -88,7 +87,7 @@ def cross_entropy_a2d(
         at_top = p_top * share
     else:
         who = slice(None) if pairs is None else pairs
-        part = _a2d(z[who], top[who], lse[who], log_p_top[who], rest[who], weights / total)
+        part = _a2d(grad[who], top[who], p_top[who], rest[who], weights / total)
         disagreement = part.value
         loss = loss + (weights * part.value).sum() / total
         own, other, part_top, spread = (_embed(t, pairs, M) for t in part[1:])
@@ -117,39 +116,44 @@ def _softmax(z: Tensor) -> Tensor:
     return z.transpose(0, 1).softmax(-1).transpose(0, 1)
 
 
-def _a2d(z: Tensor, top: Tensor, lse: Tensor, log_p_top: Tensor, rest: Tensor, weights: Tensor) -> _Pairs:
-    """Closed form of the weighted a2d over all pairs l < m, on a grid indexed [l, sample, m].
+def _a2d(softmax: Tensor, top: Tensor, p_top: Tensor, rest: Tensor, weights: Tensor) -> _Pairs:
+    """Closed form of the weighted a2d over all pairs l < m, each judged at y = top_m.
 
     With p = p^m_y, q = p^l_y, s = p(1-q) + q(1-p), u = p(1-q)/s, v = q(1-p)/s, the gradient of -log s is
     (delta_cy - p_c) (pq/s - u) for member m and (delta_cy - q_c) (pq/s - v) for member l.
+    `softmax` is without the entries at the argmaxes, which are `p_top`; `rest` = 1 - p_top sums the others.
     """
-    R = len(z)
-    floor = torch.finfo(z.dtype).tiny
-    log_rest = rest.clamp_min(floor).log()
-    tops = top.T.expand(R, -1, -1)
-    same = top[..., None] == tops
-    log_q = z.gather(-1, tops) - lse[..., None]
-    log_1q = torch.where(same, log_rest[..., None], torch.log1p(-log_q.exp().clamp_max(0.5)))
-    log_p, log_1p = log_p_top.T, log_rest.T  # (B, R), broadcast over l
+    R, B, _ = softmax.shape
+    ell, m = torch.triu_indices(R, R, offset=1, device=softmax.device)
+    same = top[ell] == top[m]
+    # (R, B, R): every member's probability of every member's argmax
+    table = softmax.gather(-1, top.T.expand(R, -1, -1))
+    q = torch.where(same, p_top[ell], table.transpose(1, 2)[ell, m])
+    not_q = torch.where(same, rest[ell], 1 - q)
+    p, not_p = p_top[m], rest[m]
 
-    first, second = log_p + log_1q, log_q + log_1p
-    log_s = torch.logaddexp(first, second)
-    upper = torch.ones(R, R, dtype=z.dtype, device=z.device).triu(1)[:, None]  # l < m
-    value = -(log_s * upper).sum((0, 2)) / upper.sum()
+    first, second = p * not_q, q * not_p
+    s = (first + second).clamp_min(_floor(softmax.dtype))
+    value = -s.log().mean(0)
 
-    scale = upper * (weights / upper.sum())[:, None]
-    u, v = (first - log_s).exp(), (second - log_s).exp()
-    # pq/s outgrows the dtype only where the softmax it multiplies has long underflowed to zero.
-    both = (log_p + log_q - log_s).clamp_max(-math.log(floor) - 1).exp()
+    scale = weights / len(s)
+    u, v, both = first / s, second / s, p * q / s
     k_m, k_l = (both - u) * scale, (both - v) * scale
-    t_m = (v * log_p.exp() - u * log_1p.exp()) * scale
-    t_l = (u * log_q.exp() - v * log_1q.exp()) * scale
     own_l = k_l * same
     other_l = k_l - own_l
+    t_m = (v * p - u * not_p) * scale
+    t_l = (u * q - v * not_q) * scale * same
+    zeros = softmax.new_zeros(R, B)
+    table.zero_().transpose(1, 2)[ell, m] = other_l
     return _Pairs(
         value=value,
-        own=k_m.sum(0).T + own_l.sum(2),
-        other=other_l.sum(2),
-        at_top=t_m.sum(0).T + (t_l * same).sum(2),
-        spread=other_l,
+        own=zeros.index_add(0, m, k_m).index_add_(0, ell, own_l),
+        other=zeros.index_add(0, ell, other_l),
+        at_top=zeros.index_add(0, m, t_m).index_add_(0, ell, t_l),
+        spread=table,
     )
+
+
+def _floor(dtype: torch.dtype) -> float:
+    """The least s: its inverse, times any sensible weight, is still a number."""
+    return float(torch.finfo(dtype).tiny ** 0.75)
