@@ -52,7 +52,7 @@ def test_every_member_may_have_a_batch_of_its_own(kind):
 @pytest.mark.parametrize("kind", TAILS)
 @pytest.mark.parametrize("own_batch", [False, True])
 def test_gradients_equal_autograds(kind, own_batch):
-    """Weights and features alike: the stacked forms have hand-written backward passes."""
+    """Weights and features alike."""
     ensemble = Ensemble(TAILS[kind](), members=3).double()
     with torch.no_grad():  # away from the start, where norms are one and biases zero
         for value in ensemble.parameters():
@@ -71,6 +71,29 @@ def test_gradients_equal_autograds(kind, own_batch):
         expected = torch.stack([flat[i * count + n] for i in range(3)])
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(got[-1], flat[-1], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("own_batch", [False, True])
+def test_closed_form_passes_equal_autograds(kind, own_batch):
+    """Twice with the same scratch memory, the second time on other data and a shorter batch."""
+    ensemble = Ensemble(TAILS[kind](), members=3).double()
+    with torch.no_grad():
+        for value in ensemble.parameters():
+            value.add_(0.3 * torch.randn_like(value))
+    scratch, params = tails.Scratch(), ensemble.stacked()
+    for batch in (5, 5, 4):
+        x = torch.randn(*((3,) if own_batch else ()), batch, 6, dtype=torch.float64)
+        weight = torch.randn(3, batch, 3, dtype=torch.float64)
+        logits = ensemble.run(params, x, own_batch=own_batch)
+        expected = torch.autograd.grad((logits * weight).sum(), list(params.values()))
+        with torch.no_grad():
+            got, saved = ensemble.tail.forward_stacked(params, x, scratch)
+            grads = ensemble.tail.backward_stacked(params, saved, weight, scratch)
+        torch.testing.assert_close(got, logits.detach(), rtol=1e-12, atol=1e-12)
+        assert list(grads) == list(params)
+        for grad, value in zip(grads.values(), expected, strict=True):
+            torch.testing.assert_close(grad, value, rtol=1e-10, atol=1e-12)
 
 
 def test_the_papers_tail_has_the_papers_size():

@@ -17,7 +17,6 @@ from dissensus.files import make_folder
 from dissensus.runs import Run
 from dissensus.train import fit
 
-
 MEMBERS = 5
 PASSES = 20  # how often every member sees the training set
 

@@ -89,12 +89,11 @@ class Ensemble(nn.Module):
     ) -> Tensor:
         """Run members with the given stacked parameters: x (B, ...), or (M, B, ...) with `own_batch`.
 
-        This is the pure form that the trainer differentiates: it passes only the active members' slices.
+        The pure form of `forward`, to differentiate by autograd with respect to `params` or `x`.
         """
-        stacked_form = getattr(self.tail, "stacked", None)
-        if stacked_form is not None and x.ndim == 2 + own_batch:
-            logits: Tensor = stacked_form(params, x)
-            return logits
+        tail = self.tail
+        if isinstance(tail, tails.StackedTail) and not torch.is_grad_enabled() and x.ndim == 2 + own_batch:
+            return tail.forward_stacked(params, x, tails.Scratch())[0]
 
         def one(member: dict[str, Tensor], batch: Tensor) -> Tensor:
             out: Tensor = functional_call(self.tail, member, (batch,))

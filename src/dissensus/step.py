@@ -6,13 +6,13 @@ the gradients of the forwarded members are summed across ranks.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from dissensus import methods, optim
+from dissensus import methods, optim, tails
 from dissensus.ensemble import Ensemble
 from dissensus.layout import full_precision
 from dissensus.objectives.disagreement import divdis_value_and_grad
@@ -49,6 +49,7 @@ class Stepper:
         lr, decay, self.smoothing = self._hyper_parameters()
         self.optimiser = optim.create(settings.optimizer, self.params, lr, decay)
         count = len(ensemble) if settings.main == "all" else settings.active
+        self._scratch = tails.Scratch()
         self._slots = {name: value.new_empty(count, *value.shape[1:]) for name, value in self.params.items()}
 
     def _hyper_parameters(self) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
@@ -73,16 +74,29 @@ class Stepper:
         forwarded = torch.arange(len(self.ensemble)) if everyone else active
         params, buffers = self._take(forwarded, everyone)
         x = batch.x if batch.elsewhere is None else torch.cat([batch.x, batch.elsewhere])
-        with self.fabric.autocast():
-            logits = self.ensemble.run(params, x, buffers=buffers, own_batch=self.method.order == "own")
-        pairs = None if len(active) == len(forwarded) else active.to(logits.device)
-        loss = self._loss(logits.detach(), batch, pairs, forwarded)
-        made = torch.autograd.grad(logits, list(params.values()), loss.grad.to(logits.dtype))
-        grads = {name: self._sum(grad) for name, grad in zip(params, made, strict=True)}
+        pairs = None if len(active) == len(forwarded) else active.to(x.device)
+        tail = self.ensemble.tail
+        if self._in_closed_form(tail, batch.x):
+            with torch.no_grad():
+                logits, saved = tail.forward_stacked(params, x, self._scratch)
+                loss = self._loss(logits, batch, pairs, forwarded)
+                made = tail.backward_stacked(params, saved, loss.grad, self._scratch)
+        else:
+            with self.fabric.autocast():
+                logits = self.ensemble.run(params, x, buffers=buffers, own_batch=self.method.order == "own")
+            loss = self._loss(logits.detach(), batch, pairs, forwarded)
+            found = torch.autograd.grad(logits, list(params.values()), loss.grad.to(logits.dtype))
+            made = dict(zip(params, found, strict=True))
+        grads = {name: self._sum(grad) for name, grad in made.items()}
         if self.settings.clip is not None:
             optim.clip(grads, self.settings.clip)
         self.optimiser.step(forwarded.tolist(), grads, factor)
         return self._sum(loss.statistics)
+
+    def _in_closed_form(self, tail: torch.nn.Module, x: Tensor) -> TypeGuard[tails.StackedTail]:
+        """Autocast needs autograd to know what it did; so do features that are not flat."""
+        flat = x.ndim == (3 if self.method.order == "own" else 2)
+        return isinstance(tail, tails.StackedTail) and flat and self.settings.precision == "32-true"
 
     def _take(self, members: Tensor, everyone: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Leaves for autograd: the members' slices, gathered into the same memory every step."""
@@ -106,7 +120,13 @@ class Stepper:
             if self.method.regulariser == "a2d":
                 weights = s.diversity / 2 * alpha
         fused = cross_entropy_a2d(
-            here, batch.labels, weights=weights, label_smoothing=smoothing, pairs=pairs, total=batch.total
+            here,
+            batch.labels,
+            weights=weights,
+            label_smoothing=smoothing,
+            pairs=pairs,
+            total=batch.total,
+            scratch=self._scratch,
         )
         grad, disagreement = fused.grad, fused.disagreement.sum() / batch.total
         added = logits.new_zeros(())

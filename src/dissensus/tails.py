@@ -1,20 +1,49 @@
 """Built-in tails, the last layers that every member owns a copy of, and their stacked forms.
 
-A tail is any `nn.Module` from features (B, ...) to logits (B, C). One that also defines
-`stacked(params, x) -> (M, B, C)`, where every parameter has a leading member axis and x is (B, ...) shared by
-the members or (M, B, ...) one batch a member, is run that way; all others are vectorised with `torch.func`.
+A tail is any `nn.Module` from features (B, ...) to logits (B, C); `Ensemble` vectorises it with `torch.func`. A
+`StackedTail` also knows its forward and backward pass over stacked members, which the trainer then uses instead of
+autograd: no graph, and memory that is used again in every step instead of being asked of the system anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dissensus.errors import UnknownNameError
+
+Saved = tuple[Tensor, ...]
+
+
+class Scratch:
+    """Memory for large results, kept from step to step: fresh pages cost as much as the arithmetic on them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor of that shape; the same memory for the same name, as long as it fits."""
+        kept = self._kept.get(name)
+        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self._kept[name] = like.new_empty(shape)
+        return kept
+
+
+@runtime_checkable
+class StackedTail(Protocol):
+    """A tail with a closed-form pass over stacked members; parameters are name -> (M, ...)."""
+
+    def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
+        """Logits (M, B, C), and what backward needs; x is (B, D), or (M, B, D) with a batch for every member."""
+
+    def backward_stacked(
+        self, params: Mapping[str, Tensor], saved: Saved, grad: Tensor, scratch: Scratch
+    ) -> dict[str, Tensor]:
+        """Gradients of the parameters from that of the logits (M, B, C)."""
 
 
 class Linear(nn.Linear):
@@ -27,14 +56,27 @@ class Linear(nn.Linear):
         """Draw the weight from a truncated normal (0.02) as ViT heads do; bias zero."""
         _init_linear(self)
 
-    def stacked(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """All members in one matrix product, (B, D) @ (D, M*C)."""
+    def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
+        """All members in one matrix product, (B, D) @ (D, M*C), where they share x."""
         weight, bias = params["weight"], params["bias"]
-        if x.ndim == 3:
-            return stacked_linear(x, weight, bias)
         M, C, D = weight.shape
-        logits = torch.addmm(bias.reshape(M * C), x, weight.reshape(M * C, D).t())
-        return logits.view(len(x), M, C).transpose(0, 1)
+        if x.ndim == 3:
+            return _product("logits", x, weight, bias, scratch), (x,)
+        logits = scratch("logits", (len(x), M * C), x)
+        torch.addmm(bias.view(M * C), x, weight.view(M * C, D).t(), out=logits)
+        return logits.view(len(x), M, C).transpose(0, 1), (x,)
+
+    def backward_stacked(
+        self, params: Mapping[str, Tensor], saved: Saved, grad: Tensor, scratch: Scratch
+    ) -> dict[str, Tensor]:
+        """One matrix product again, (M*C, B) @ (B, D)."""
+        (x,), shape = saved, params["weight"].shape
+        if x.ndim == 3:
+            return {"weight": _weight_grad("weight", grad, x, scratch), "bias": grad.sum(1)}
+        flat = grad.transpose(0, 1).reshape(len(x), -1)
+        weight = scratch("weight", tuple(shape), x)
+        torch.mm(flat.t(), x, out=weight.view(-1, shape[-1]))
+        return {"weight": weight, "bias": flat.sum(0).view(shape[:2])}
 
 
 class MLP(nn.Module):
@@ -70,18 +112,48 @@ class MLP(nn.Module):
         logits: Tensor = self.head(self.norm2(x))
         return logits
 
-    def stacked(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
         """The same over members by batched matrix products; the first normalisation is done once for all."""
-        width = (x.shape[-1],)
-        scale, shift = params["norm1.weight"], params["norm1.bias"]
-        h = _NormedLinear.apply(
-            F.layer_norm(x, width, eps=self.norm1.eps), scale, shift, params["fc1.weight"], params["fc1.bias"]
-        )
-        h = stacked_linear(F.gelu(h), params["fc2.weight"], params["fc2.bias"])
-        h = torch.addcmul(x, params["gamma"][:, None], h)
-        h = F.layer_norm(h, width, eps=self.norm2.eps)
-        h = torch.addcmul(params["norm2.bias"][:, None], h, params["norm2.weight"][:, None])
-        return stacked_linear(h, params["head.weight"], params["head.bias"])
+        p, width = {name: value[:, None] for name, value in params.items() if value.ndim == 2}, (x.shape[-1],)
+        normed = F.layer_norm(x, width, eps=self.norm1.eps)
+        h = torch.addcmul(p["norm1.bias"], normed, p["norm1.weight"])
+        before = _product("before", h, params["fc1.weight"], params["fc1.bias"], scratch)
+        after = F.gelu(before)
+        branch = _product("branch", after, params["fc2.weight"], params["fc2.bias"], scratch)
+        residual = torch.addcmul(x, p["gamma"], branch)
+        final, mean, rstd = torch.native_layer_norm(residual, width, None, None, self.norm2.eps)
+        head = torch.addcmul(p["norm2.bias"], final, p["norm2.weight"])
+        logits = _product("logits", head, params["head.weight"], params["head.bias"], scratch)
+        return logits, (normed, before, after, branch, residual, final, mean, rstd, head)
+
+    def backward_stacked(
+        self, params: Mapping[str, Tensor], saved: Saved, grad: Tensor, scratch: Scratch
+    ) -> dict[str, Tensor]:
+        """Back through the layers, as autograd would, but for the first product.
+
+        Features need no gradient, and those of norm1 follow from that of fc1's weight: d scale = sum_h dW' * W with
+        dW' the gradient for the normalised input. That saves one of the nine large products.
+        """
+        normed, before, after, branch, residual, final, mean, rstd, head = saved
+        p, width = {name: value[:, None] for name, value in params.items() if value.ndim == 2}, [residual.shape[-1]]
+        made = {"head.weight": _weight_grad("head.weight", grad, head, scratch), "head.bias": grad.sum(1)}
+        d_head = torch.bmm(grad, params["head.weight"])
+        made |= {"norm2.weight": (d_head * final).sum(1), "norm2.bias": d_head.sum(1)}
+        d_residual = torch.ops.aten.native_layer_norm_backward(
+            d_head.mul_(p["norm2.weight"]), residual, width, mean, rstd, None, None, [True, False, False]
+        )[0]
+        made["gamma"] = (d_residual * branch).sum(1)
+        d_branch = d_residual.mul_(p["gamma"])
+        made |= {"fc2.weight": _weight_grad("fc2.weight", d_branch, after, scratch), "fc2.bias": d_branch.sum(1)}
+        d_after = torch.bmm(d_branch, params["fc2.weight"], out=scratch("after", tuple(after.shape), after))
+        d_before = torch.ops.aten.gelu_backward(d_after, before)
+        plain, d_bias = _weight_grad("fc1.weight", d_before, normed, scratch), d_before.sum(1)
+        weight = params["fc1.weight"]
+        both = torch.mul(plain, weight, out=scratch("fc1.product", tuple(weight.shape), weight))
+        made |= {"norm1.weight": both.sum(1), "norm1.bias": torch.bmm(d_bias[:, None], weight).squeeze(1)}
+        made |= {"fc1.weight": plain.mul_(p["norm1.weight"]).baddbmm_(d_bias[..., None], p["norm1.bias"])}
+        made |= {"fc1.bias": d_bias}
+        return {name: made[name] for name in params}
 
 
 def _init_linear(layer: nn.Linear) -> None:
@@ -89,70 +161,17 @@ def _init_linear(layer: nn.Linear) -> None:
     nn.init.zeros_(layer.bias)
 
 
-def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(M, B, D) or shared (B, D), weight (M, C, D), bias (M, C) -> (M, B, C)."""
-    out: Tensor = _StackedLinear.apply(x, weight, bias)
-    return out
+def _product(name: str, x: Tensor, weight: Tensor, bias: Tensor, scratch: Scratch) -> Tensor:
+    """Every member's linear layer: (M, B, D), weight (M, C, D), bias (M, C) -> (M, B, C)."""
+    out = scratch(name, (len(weight), x.shape[-2], weight.shape[1]), x)
+    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2), out=out)
 
 
-class _StackedLinear(torch.autograd.Function):
-    """baddbmm whose weight gradient comes out contiguous, as the optimiser reads it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x, weight, bias = _autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight)
-        return torch.baddbmm(bias[:, None], _expand(x, len(weight)), weight.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        (x, weight), (grad,) = ctx.saved_tensors, grad_outputs
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = torch.bmm(grad, weight)
-            grad_x = grad_x if x.ndim == 3 else grad_x.sum(0)
-        grad_weight = torch.bmm(grad.transpose(1, 2), _expand(x, len(weight)))
-        return grad_x, grad_weight, grad.sum(1)
-
-
-class _NormedLinear(torch.autograd.Function):
-    """linear(x * scale + shift), made for inputs that need no gradient, as features do not.
-
-    The gradients of scale and shift follow from that of the weight, which saves the product with the weight
-    that autograd would do to reach them: one of the nine large products of the MLP tail.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x, scale, shift, weight, bias = _autocast(x, scale, shift, weight, bias)
-        ctx.save_for_backward(x, scale, shift, weight)
-        return torch.baddbmm(bias[:, None], torch.addcmul(shift[:, None], x, scale[:, None]), weight.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-        (x, scale, shift, weight), (grad,) = ctx.saved_tensors, grad_outputs
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = torch.bmm(grad, weight) * scale[:, None]
-            grad_x = grad_x if x.ndim == 3 else grad_x.sum(0)
-        plain = torch.bmm(grad.transpose(1, 2), _expand(x, len(weight)))
-        grad_bias = grad.sum(1)
-        grad_scale = torch.linalg.vecdot(plain, weight, dim=1)
-        grad_shift = torch.bmm(grad_bias[:, None], weight).squeeze(1)
-        grad_weight = plain.mul_(scale[:, None]).baddbmm_(grad_bias[..., None], shift[:, None])
-        return grad_x, grad_scale, grad_shift, grad_weight, grad_bias
-
-
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """What autocast would do to the inputs of a matrix product, so that forward and backward agree on it."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return list(tensors)
-    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
-
-
-def _expand(x: Tensor, members: int) -> Tensor:
-    return x if x.ndim == 3 else x.expand(members, *x.shape)
+def _weight_grad(name: str, grad: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
+    """(M, B, C) and the layer's input (M, B, D), or (B, D) if shared -> (M, C, D)."""
+    x = x if x.ndim == 3 else x.expand(len(grad), *x.shape)
+    out = scratch(name, (len(grad), grad.shape[-1], x.shape[-1]), x)
+    return torch.bmm(grad.transpose(1, 2), x, out=out)
 
 
 TAILS: dict[str, Callable[..., nn.Module]] = {"linear": Linear, "mlp": MLP}

@@ -11,6 +11,7 @@ disagreement saturates: its value stops growing and both stay finite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ def cross_entropy_a2d(
     label_smoothing: float | Tensor = 0.0,
     pairs: Tensor | None = None,
     total: int | None = None,
+    scratch: Callable[[str, tuple[int, ...], Tensor], Tensor] | None = None,
 ) -> Fused:
     """mean CE + sum_n weights_n * a2d_n / total, with its gradient.
 
@@ -55,7 +57,8 @@ def cross_entropy_a2d(
     alone. `weights` (B,) of the
     disagreement (None: no disagreement): for SED diversity/2 * hardness. `label_smoothing` is one number or one
     a member (M,). `pairs` (R,) are the members that disagree (None: all). `total` is the number of samples the
-    loss is averaged over: B, or more when the batch is spread over processes.
+    loss is averaged over: B, or more when the batch is spread over processes. `scratch(name, shape, like)` may give
+    memory for the gradient, to be used again by the next call.
     """
     z = full_precision(logits)
     M, B, C = z.shape
@@ -65,7 +68,7 @@ def cross_entropy_a2d(
     smooth = isinstance(label_smoothing, Tensor) or label_smoothing > 0
 
     z_top, top = z.max(-1)
-    grad = _softmax(z)
+    grad = _softmax(z, scratch)
     p_top = grad.gather(-1, top[..., None]).squeeze(-1)
     # From here on the entry at the argmax is set by hand: as p * scalar it would cancel where p is near 1.
     grad.scatter_(-1, top[..., None], 0.0)
@@ -109,11 +112,13 @@ def _embed(values: Tensor, members: Tensor | None, count: int) -> Tensor:
     return values.new_zeros(count, *values.shape[1:]).index_copy_(0, members, values)
 
 
-def _softmax(z: Tensor) -> Tensor:
-    """A fresh softmax in the memory layout of z: (M, B, C), or (B, M, C) seen from the side."""
-    if z.is_contiguous():
-        return z.softmax(-1)
-    return z.transpose(0, 1).softmax(-1).transpose(0, 1)
+def _softmax(z: Tensor, scratch: Callable[[str, tuple[int, ...], Tensor], Tensor] | None) -> Tensor:
+    """The softmax, in the memory layout of z: (M, B, C), or (B, M, C) seen from the side."""
+    sideways = not z.is_contiguous()
+    z = z.transpose(0, 1) if sideways else z
+    out = torch.empty_like(z) if scratch is None else scratch("softmax", tuple(z.shape), z)
+    torch.softmax(z, -1, out=out)
+    return out.transpose(0, 1) if sideways else out
 
 
 def _a2d(softmax: Tensor, top: Tensor, p_top: Tensor, rest: Tensor, weights: Tensor) -> _Pairs:
