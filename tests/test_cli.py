@@ -13,7 +13,7 @@ from conftest import blobs
 from dissensus import __version__
 from dissensus.cli import VERBS, main
 
-QUICK = ["--epochs", "2", "--batch_size", "64", "--progress", "false"]
+QUICK = ["--epochs", "2", "--batch_size", "64", "--no-progress"]
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 
 
 def test_train_prints_the_run_folder_and_evaluate_a_table(trained, capsys):
-    code, out, err = run(capsys, "evaluate", trained, "--suite", "digits", "--progress", "false")
+    code, out, err = run(capsys, "evaluate", trained, "--suite", "digits", "--no-progress")
     assert code == 0
     assert "AUROC pds" in out
     assert "sed-a2d" in out

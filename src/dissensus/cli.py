@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import re
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
 
 from dissensus import __version__
 from dissensus.errors import DissensusError
@@ -300,9 +301,20 @@ def build_parser() -> ArgumentParser:
         plain = PLAIN.get(name, {})
         for argument, options in plain.items():
             verb.add_argument(argument, **options)
-        verb.add_function_arguments(function, as_group=False, skip={key.lstrip("-") for key in plain})
+        switches = _switches(function)
+        for switch, (default, text) in switches.items():
+            verb.add_argument(f"--{switch}", action=ActionYesNo(no_prefix="no_"), default=default, help=text)
+        skipped: set[str | int] = {key.lstrip("-") for key in plain} | set(switches)
+        verb.add_function_arguments(function, as_group=False, skip=skipped)
         verbs.add_subcommand(name, verb, help=about.split("\n")[0])
     return parser
+
+
+def _switches(function: Callable[..., None]) -> dict[str, tuple[bool, str]]:
+    """Yes-or-no parameters with their defaults and help: --resume and --no-resume, without a value."""
+    texts = dict(re.findall(r"^ +(\w+): (.+)$", function.__doc__ or "", flags=re.MULTILINE))
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: (p.default, texts[p.name]) for p in parameters if isinstance(p.default, bool)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.layout import full_precision
 from dissensus.objectives.disagreement import divdis_value_and_grad
 from dissensus.objectives.fused import cross_entropy_a2d
-from dissensus.objectives.hardness import ensemble_cross_entropy, hardness
+from dissensus.objectives.hardness import ensemble_cross_entropy, weigh
 from dissensus.settings import Settings
 
 STATISTICS = ("loss", "cross_entropy", "disagreement", "hardness", "accuracy")
@@ -149,8 +149,8 @@ class Stepper:
         if self.settings.hardness == "all" and len(logits) < len(self.ensemble):
             with torch.no_grad(), self.fabric.autocast():
                 logits = full_precision(self.ensemble(batch.x))
-        mean = self._sum(ensemble_cross_entropy(logits, batch.labels).sum()) / batch.total
-        return hardness(logits, batch.labels, batch_mean=mean)
+        losses = ensemble_cross_entropy(logits, batch.labels)
+        return weigh(losses, self._sum(losses.sum()) / batch.total)
 
     def _regulariser(self, logits: Tensor, alpha: Tensor | None, total: int) -> tuple[Tensor, Tensor]:
         """This rank's share of the disagreement and its gradient with respect to this rank's logits."""

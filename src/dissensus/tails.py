@@ -63,7 +63,8 @@ class Linear(nn.Linear):
         if x.ndim == 3:
             return _product("logits", x, weight, bias, scratch), (x,)
         logits = scratch("logits", (len(x), M * C), x)
-        torch.addmm(bias.view(M * C), x, weight.view(M * C, D).t(), out=logits)
+        torch.mm(x, weight.view(M * C, D).t(), out=logits)
+        logits.add_(bias.view(M * C))  # addmm would spread the bias over memory first: a pass more
         return logits.view(len(x), M, C).transpose(0, 1), (x,)
 
     def backward_stacked(

@@ -49,6 +49,7 @@ class Side(NamedTuple):
     words: str
     make: Callable[[], Callable[[], object]]  # called in the side's own process, so it has to be picklable
     steps: int = 1  # training steps in one run
+    burst: int = 5  # runs that are timed as one: steps follow each other in training, with threads awake
 
 
 class Bar(NamedTuple):
@@ -128,7 +129,7 @@ def compare(name: str, numerator: Side, denominator: Side, bar: Bar, repeats: in
     with _process(numerator) as one, _process(denominator) as other:
         seconds = interleave(name, one, other, repeats)
     millis = [
-        tuple(1000 * value / side.steps for value in values)
+        tuple(1000 * value / (side.steps * side.burst) for value in values)
         for side, values in zip((numerator, denominator), seconds, strict=True)
     ]
     return Comparison(name, numerator.words, denominator.words, bar, millis[0], millis[1])
@@ -150,12 +151,12 @@ def interleave(
 
 @contextlib.contextmanager
 def _process(side: Side) -> Iterator[Callable[[], float]]:
-    """A process that has made the side; calling what is given runs it once there and tells the seconds."""
+    """A process that has made the side; calling what is given runs a burst there and tells the seconds."""
     # Forked from a server that has only imported: no thread pool is copied, no memory has been used before.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dissensus.bench"])
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(side.make, there), daemon=True)
+    process = context.Process(target=_serve, args=(side.make, side.burst, there), daemon=True)
     process.start()
     there.close()
 
@@ -181,14 +182,15 @@ def _process(side: Side) -> Iterator[Callable[[], float]]:
         process.join()
 
 
-def _serve(make: Callable[[], Callable[[], object]], pipe: Connection) -> None:
+def _serve(make: Callable[[], Callable[[], object]], burst: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
     run = make()
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has what it wants
         while True:
             pipe.recv()
             start = time.perf_counter()
-            run()
+            for _ in range(burst):
+                run()
             seconds = time.perf_counter() - start
             pipe.send(seconds)
 

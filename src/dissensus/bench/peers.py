@@ -113,8 +113,8 @@ def libraries(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     words = f"a step of TorchEnsemble's fit, deep ensemble, M={M}, linear tail, one epoch of {K} batches"
     fits = compare(
         "torchensemble-linear",
-        Side(words, partial(_their_fit, sizes), K),
-        Side("our fit, the same", partial(_our_fit, sizes), K),
+        Side(words, partial(_their_fit, sizes), K, burst=1),
+        Side("our fit, the same", partial(_our_fit, sizes), K, burst=1),
         Bar(">", 1.0),
         repeats,
     )

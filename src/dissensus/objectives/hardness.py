@@ -17,15 +17,18 @@ def ensemble_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def hardness(logits: Tensor, labels: Tensor, *, batch_mean: Tensor | None = None) -> Tensor:
+def hardness(logits: Tensor, labels: Tensor) -> Tensor:
     """Per-sample weight alpha_n = CE_n / mean(CE)^2 of the ensemble's mean logits, Eq. 4 of the paper.
 
     (M, B, C), (B,) -> (B,), >= 0, without gradient. Proportional to the sample's loss, and larger overall the
     better the ensemble fits: its batch mean is 1 / mean(CE). Where the batch is fitted perfectly (mean CE = 0
-    in the logits' precision) there is nothing to weigh and the hardness is zero. `batch_mean` replaces the
-    mean over B when the batch is spread over several processes.
+    in the logits' precision) there is nothing to weigh and the hardness is zero.
     """
     # detached: hardness weighs samples, it is not trained
-    loss = ensemble_cross_entropy(logits, labels)
-    mean = loss.mean() if batch_mean is None else batch_mean
-    return torch.where(mean > 0, loss / mean / mean, 0.0)
+    losses = ensemble_cross_entropy(logits, labels)
+    return weigh(losses, losses.mean())
+
+
+def weigh(losses: Tensor, mean: Tensor) -> Tensor:
+    """Hardness from the ensemble's losses (B,) and their mean, which may be over more samples than are here."""
+    return torch.where(mean > 0, losses / mean / mean, 0.0)
