@@ -6,19 +6,16 @@ Heavy imports stay inside the verbs, so that --help answers at once.
 
 from __future__ import annotations
 
-import difflib
 import errno
-import inspect
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 
-from dissensus import __version__
+from dissensus import parser
 from dissensus.errors import DissensusError
 
 EXAMPLES = {
@@ -250,25 +247,6 @@ VERBS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-class Parser(ArgumentParser):
-    """jsonargparse, with mistakes told in one line."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line and exit with code 2."""
-        _fail(f"{self._plainly(' '.join(message.split()))} (see: {self.prog.replace(' [options]', '')} --help)")
-
-    def _plainly(self, text: str) -> str:
-        """jsonargparse speaks of Python types and parser keys; a user knows flags and values."""
-        if wrong := re.match(r'Parser key "([^"]+)": .*(?:Given value|Got value): (.*?)\.?$', text):
-            return f"--{wrong[1].replace('_', '-')} cannot be {wrong[2]!r}"
-        if missing := re.match(r"the following arguments are required: (.*)$", text):
-            return f"required, but not given: {re.sub(r'[a-z]+[.]', '', missing[1])}"
-        if unknown := re.match(r"unrecognized arguments: (--\w+)", text):
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
-            return text + (f"; did you mean {near[0].replace('_', '-')}?" if near else "")
-        return text
-
-
 # Arguments that stand without a flag, or take several values: verb -> name -> how to parse it.
 PLAIN: dict[str, dict[str, dict[str, Any]]] = {
     "train": {"features": {"help": "a feature folder, an .npz file with `features` and `labels`, or a suite's name"}},
@@ -285,43 +263,14 @@ PLAIN: dict[str, dict[str, dict[str, Any]]] = {
 
 def build_parser() -> ArgumentParser:
     """The parser of all verbs."""
-    set_parsing_settings(add_print_completion_argument=True)
-    parser = Parser(
-        prog="dissensus",
-        allow_abbrev=False,
-        version=__version__,
-        description="Diverse ensembles on frozen backbones: better out of distribution, and aware of it.",
-        epilog="Start with: dissensus demo. Shell completion: --print_completion=shtab-bash (or -zsh, -fish).",
-    )
-    verbs = parser.add_subcommands(required=True, dest="verb")
-    for name, function in VERBS.items():
-        about = (function.__doc__ or "").split("Args:")[0].strip()
-        verb = Parser(allow_abbrev=False, description=about, epilog=f"Example: {EXAMPLES[name]}")
-        verb.add_argument("--config", action="config", help="a YAML file with these options; flags override it")
-        plain = PLAIN.get(name, {})
-        for argument, options in plain.items():
-            verb.add_argument(argument, **options)
-        switches = _switches(function)
-        for switch, (default, text) in switches.items():
-            verb.add_argument(f"--{switch}", action=ActionYesNo(no_prefix="no_"), default=default, help=text)
-        skipped: set[str | int] = {key.lstrip("-") for key in plain} | set(switches)
-        verb.add_function_arguments(function, as_group=False, skip=skipped)
-        verbs.add_subcommand(name, verb, help=about.split("\n")[0])
-    return parser
-
-
-def _switches(function: Callable[..., None]) -> dict[str, tuple[bool, str]]:
-    """Yes-or-no parameters with their defaults and help: --resume and --no-resume, without a value."""
-    texts = dict(re.findall(r"^ +(\w+): (.+)$", function.__doc__ or "", flags=re.MULTILINE))
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: (p.default, texts[p.name]) for p in parameters if isinstance(p.default, bool)}
+    return parser.build(VERBS, EXAMPLES, PLAIN)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    given = [_underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    given = [parser.underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     options = build_parser().parse_args(given)
     verb = options.verb
     arguments = options[verb].as_dict()
@@ -329,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         VERBS[verb](**arguments)
     except DissensusError as error:
-        _fail(str(error))
+        parser.fail(str(error))
     except KeyboardInterrupt:
         hint = "; the same command goes on from here" if verb in ("train", "demo") else ""
         print(f"\ndissensus: stopped{hint}", file=sys.stderr)
@@ -337,19 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             raise
-        _fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
+        parser.fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
     return 0
-
-
-def _underscored(argument: str) -> str:
-    """--batch-size=3 is --batch_size=3: people write flags either way."""
-    flag, equals, value = argument.partition("=")
-    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"dissensus: error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def _say(message: str) -> None:

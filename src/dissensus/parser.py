@@ -1,0 +1,86 @@
+"""The parser behind the command line: jsonargparse, made to speak of flags and values."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
+
+from dissensus import __version__
+
+Verb = Callable[..., None]
+Arguments = Mapping[str, Mapping[str, Any]]  # name -> how to parse it
+
+
+class Parser(ArgumentParser):
+    """jsonargparse, with mistakes told in one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print one line and exit with code 2."""
+        fail(f"{self._plainly(' '.join(message.split()))} (see: {self.prog.replace(' [options]', '')} --help)")
+
+    def _plainly(self, text: str) -> str:
+        """jsonargparse speaks of Python types and parser keys; a user knows flags and values."""
+        if wrong := re.match(r'Parser key "([^"]+)": .*(?:Given value|Got value): (.*?)\.?$', text):
+            return f"--{wrong[1].replace('_', '-')} cannot be {wrong[2]!r}"
+        if missing := re.match(r"the following arguments are required: (.*)$", text):
+            return f"required, but not given: {re.sub(r'[a-z]+[.]', '', missing[1])}"
+        if unknown := re.match(r"unrecognized arguments: (--\w+)", text):
+            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
+            return text + (f"; did you mean {near[0].replace('_', '-')}?" if near else "")
+        return text
+
+
+def build(verbs: Mapping[str, Verb], examples: Mapping[str, str], plain: Mapping[str, Arguments]) -> ArgumentParser:
+    """A parser with one command a verb.
+
+    A verb's signature gives its options and its docstring their help; `plain` names the arguments that stand without
+    a flag or take several values.
+    """
+    set_parsing_settings(add_print_completion_argument=True)
+    parser = Parser(
+        prog="dissensus",
+        allow_abbrev=False,
+        version=__version__,
+        description="Diverse ensembles on frozen backbones: better out of distribution, and aware of it.",
+        epilog="Start with: dissensus demo. Shell completion: --print_completion=shtab-bash (or -zsh, -fish).",
+    )
+    commands = parser.add_subcommands(required=True, dest="verb")
+    for name, function in verbs.items():
+        about = (function.__doc__ or "").split("Args:")[0].strip()
+        verb = Parser(allow_abbrev=False, description=about, epilog=f"Example: {examples[name]}")
+        verb.add_argument("--config", action="config", help="a YAML file with these options; flags override it")
+        own = plain.get(name, {})
+        for argument, options in own.items():
+            verb.add_argument(argument, **options)
+        switches = _switches(function)
+        for switch, (default, text) in switches.items():
+            verb.add_argument(f"--{switch}", action=ActionYesNo(no_prefix="no_"), default=default, help=text)
+        skipped: set[str | int] = {key.lstrip("-") for key in [*own, *switches]}
+        verb.add_function_arguments(function, as_group=False, skip=skipped)
+        commands.add_subcommand(name, verb, help=about.split("\n")[0])
+    return parser
+
+
+def _switches(function: Verb) -> dict[str, tuple[bool, str]]:
+    """Yes-or-no parameters with their defaults and help: --resume and --no-resume, without a value."""
+    texts = dict(re.findall(r"^ +(\w+): (.+)$", function.__doc__ or "", flags=re.MULTILINE))
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: (p.default, texts[p.name]) for p in parameters if isinstance(p.default, bool)}
+
+
+def underscored(argument: str) -> str:
+    """--batch-size=3 is --batch_size=3: people write flags either way."""
+    flag, equals, value = argument.partition("=")
+    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
+
+
+def fail(message: str) -> NoReturn:
+    """Print one line and exit with code 2."""
+    print(f"dissensus: error: {message}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,56 @@
+"""Every Python example in the documents runs, and every command that they name parses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import dissensus
+from dissensus import scores, suites
+from dissensus.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
+def test_python_examples_run(path, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
+    monkeypatch.setattr(suites, "SUITES", dict(suites.SUITES))
+    for number, code in enumerate(blocks(path)):
+        exec(compile(code, f"{path.name} example {number}", "exec"), {})
+    if path.name == "README.md":
+        assert "tensor" in capsys.readouterr().out
+
+
+def commands() -> list[str]:
+    found = []
+    for path in DOCUMENTS:
+        for line in path.read_text().splitlines():
+            if match := re.match(r"^ {4}(dissensus [^#]*)", line):
+                found.append(match[1].strip())
+            found += re.findall(r"`(dissensus (?:demo|bench|train|evaluate|list)[^`]*)`", line)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_parse(command):
+    arguments = shlex.split(command)[1:]
+    if "--help" not in arguments:
+        build_parser().parse_args(arguments)
+
+
+def test_public_names_are_there_and_nothing_else():
+    for name in dissensus.__all__:
+        assert getattr(dissensus, name) is not None
+    assert dir(dissensus) == sorted(dissensus.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dissensus.nothing  # noqa: B018
