@@ -145,6 +145,7 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "must end in .csv" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--out", tmp_path / "x.doc")
     assert "features of width 64" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
     assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
+    assert "must differ in method, members" in refuse(capsys, "evaluate", trained, trained, "--suite", "digits")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
     assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")
@@ -158,7 +159,13 @@ def test_bad_npz_files_are_named(tmp_path, capsys):
     np.savez(tmp_path / "one.npz", features=np.ones((4, 2)), labels=np.zeros(4, dtype=int))
     np.savez(tmp_path / "empty.npz", features=np.ones((0, 2)), labels=np.zeros(0, dtype=int))
     np.savez(tmp_path / "negative.npz", features=np.ones((3, 2)), labels=np.array([0, -1, 2]))
+    whole = (tmp_path / "one.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "plain.npy", np.ones((3, 2)))
+    (tmp_path / "plain.npy").rename(tmp_path / "plain.npz")
     expected = {
+        "cut": "cannot be read as .npz",
+        "plain": "cannot be read as .npz",
         "missing": "no such file",
         "text": "cannot be read as .npz",
         "other": "must hold `features`",

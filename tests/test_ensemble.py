@@ -212,6 +212,17 @@ def test_save_and_load_round_trip(kind, tmp_path):
     assert sorted(path.name for path in (tmp_path / "e").iterdir()) == ["ensemble.json", "ensemble.safetensors"]
 
 
+def test_a_buffer_that_is_not_saved_does_not_keep_an_ensemble_from_loading(tmp_path):
+    def tail():
+        module = nn.Linear(6, 3)
+        module.register_buffer("note", torch.ones(1), persistent=False)
+        return module
+
+    ensemble = Ensemble(tail, members=2)
+    ensemble.save(tmp_path)
+    assert torch.equal(Ensemble.load(tmp_path, tail).stacked()["weight"], ensemble.stacked()["weight"])
+
+
 def test_a_custom_tail_must_be_given_again(tmp_path):
     ensemble = Ensemble(general_tail, members=2)
     ensemble.save(tmp_path)
@@ -242,5 +253,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
 def test_bad_arguments():
     with pytest.raises(DissensusError, match="at least one member; got members=0"):
         Ensemble(tails.Linear(6, 3), members=0)
+    with pytest.raises(DissensusError, match=r"seed must be within 0\.\.2147483647; got -1"):
+        Ensemble(tails.Linear(6, 3), seed=-1)
     with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
         tails.create("liner", 6, 3)

@@ -151,6 +151,14 @@ def test_misuse(ensemble, sets):
         evaluate(ensemble, [sets[0], SuiteSet("wide", "ood", blobs(width=7))])
     with pytest.raises(DataError, match="the ensemble has 3 classes; many has label 4"):
         evaluate(ensemble, [sets[0], SuiteSet("many", "shift", blobs(classes=5))])
+    with pytest.raises(DataError, match=r"two or more different classes of the ensemble; part has 0, 7"):
+        evaluate(ensemble, [sets[0], SuiteSet("part", "shift", blobs(), subset=(0, 7))])
+    with pytest.raises(DataError, match="features of width 6; held-out has"):
+        evaluate(ensemble, sets, held_out=blobs(width=7))
+    named = FeatureSet.from_arrays(blobs().rows(slice(None)), blobs().labels, classes=["b", "a", "c"])
+    with pytest.raises(DataError, match="those of the training set, a, b, c; named has b, a, c"):
+        evaluate(ensemble, [sets[0], SuiteSet("named", "shift", named)], classes=["a", "b", "c"])
+    assert not ensemble.training
     with pytest.raises(UnknownNameError, match="did you mean 'pds'"):
         evaluate(ensemble, sets, score_names=["pdss"])
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import blobs, linear
+from dissensus.ensemble import Ensemble
 from dissensus.errors import RunError
 from dissensus.runs import Run
 from dissensus.train import fit
@@ -22,6 +24,7 @@ DRIVER = """
 import os, random, signal, sys, time
 sys.path.insert(0, {tests!r})
 import torch
+from torch import nn
 from torch import nn
 from conftest import blobs
 from dissensus.ensemble import Ensemble
@@ -123,11 +126,25 @@ def test_every_method_resumes_exactly(method, optimizer, elsewhere, tmp_path, mo
         assert torch.equal(value, resumed.stacked()[name])
 
 
+def test_two_stage_with_dropout_parts_the_samples_alike_when_resumed(tmp_path, monkeypatch):
+    def ensemble():
+        return Ensemble(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), members=3)
+
+    options = {"epochs": 6, "batch_size": 32, "lr": 0.1, "confidence": 0.8, "progress": False}
+    whole = fit(ensemble(), blobs(), "two-stage", **options)
+    with monkeypatch.context() as patch:
+        break_off_after(patch, 4 * 6 + 3)  # in the second stage
+        with pytest.raises(Stop):
+            fit(ensemble(), blobs(), "two-stage", **options, out=tmp_path / "run", checkpoint_seconds=0)
+    resumed = fit(ensemble(), blobs(), "two-stage", **options, out=tmp_path / "run")
+    assert torch.equal(whole.stacked()["1.weight"], resumed.stacked()["1.weight"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_where_it_is_and_the_same_call_goes_on(number, tmp_path, monkeypatch):
     from dissensus import step
 
-    original, seen = step.Stepper.__call__, []
+    original, seen, before = step.Stepper.__call__, [], signal.getsignal(number)
 
     def interrupting(self, *args):
         seen.append(None)
@@ -145,7 +162,7 @@ def test_ctrl_c_saves_where_it_is_and_the_same_call_goes_on(number, tmp_path, mo
     seen.extend([None] * 10)  # past the fifth: count only
     fit(linear(), blobs(), epochs=5, batch_size=32, out=tmp_path / "run", progress=False)
     assert len(seen) - 10 == 15  # twenty steps in all, five were done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(number) is before
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path, monkeypatch):

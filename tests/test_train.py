@@ -154,6 +154,47 @@ def test_deep_ensemble_members_see_batches_in_their_own_order(train):
     assert len(single) == 1
 
 
+def test_every_member_passes_once_over_the_training_set_in_an_epoch(monkeypatch):
+    """Rows carry their own number; what each member is given in two epochs must be every row twice."""
+    count, seen = 30, [[] for _ in range(3)]
+    numbers = torch.arange(count, dtype=torch.float32)
+    train = FeatureSet.from_arrays(torch.stack([numbers, -numbers], dim=1), torch.arange(count) % 2)
+    original = Stepper.__call__
+
+    def noting(self, batch, active, factor):
+        for place, member in enumerate(self.forwarded(active).tolist()):
+            seen[member] += batch.x[place, :, 0].long().tolist()
+            assert torch.equal(batch.labels[place], batch.x[place, :, 0].long() % 2)
+        return original(self, batch, active, factor)
+
+    monkeypatch.setattr(Stepper, "__call__", noting)
+    fit(linear(members=3, width=2, classes=2), train, "deep-ensemble", epochs=2, batch_size=7, progress=False)
+    for rows in seen:
+        assert sorted(rows[:count]) == list(range(count))
+        assert sorted(rows[count:]) == list(range(count))
+    assert seen[0][:count] != seen[1][:count]
+    fit(linear(members=3, width=2, classes=2), train, "deep-ensemble", active=2, main="all", epochs=1, progress=False)
+
+
+def test_a_finished_run_comes_back_ready_to_predict(train, tmp_path):
+    for _ in range(2):
+        assert not fit(linear(), train, **QUICK, out=tmp_path / "run").training
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_trained_as_it_is(train):
+    class Silent(tails.Linear):
+        def forward(self, x):
+            return super().forward(0 * x)
+
+    ensemble = Ensemble(Silent(6, 3), members=3)
+    before = ensemble.stacked()["weight"].detach().clone()
+    fit(ensemble, train, **QUICK, weight_decay=0.0)
+    assert torch.equal(ensemble.stacked()["weight"], before), "zero inputs give the weight no gradient"
+    with torch.no_grad():
+        x = train.rows(slice(0, 4))
+        torch.testing.assert_close(ensemble(x), ensemble.stacked()["bias"][:, None].expand(3, 4, 3))
+
+
 def test_diverse_hyper_parameters_spread_around_the_given_ones():
     spread = methods.spread(200, lr=0.01, weight_decay=0.1, label_smoothing=0.1, seed=0)
     assert 0.01 / 3 <= spread.lr.min() < 0.005 < 0.02 < spread.lr.max() <= 0.03
@@ -163,8 +204,8 @@ def test_diverse_hyper_parameters_spread_around_the_given_ones():
 
 
 def test_two_stage_names_the_confidence_that_would_do(train):
-    with pytest.raises(DataError, match=r"no training sample with confidence below 0\.2; the lowest is 0\.\d+: raise"):
-        fit(linear(), train, "two-stage", **{**QUICK, "epochs": 20})
+    with pytest.raises(DataError, match=r"no training sample with confidence below 0\.34; the lowest is 0\.\d+: raise"):
+        fit(linear(), train, "two-stage", **{**QUICK, "epochs": 20}, confidence=0.34)
 
 
 def test_run_folder_tells_what_was_done(train, tmp_path):
@@ -242,6 +283,8 @@ def test_another_run_or_foreign_files_in_the_folder_are_refused(train, tmp_path)
         ("sed-a2d", {"clip": 0.0}, "clip must be above 0"),
         ("a2d", {}, "none was given: pass one as disagreement, or use sed-a2d"),
         ("sed-a2d", {"tensorboard": True}, "give out= as well"),
+        ("sed-a2d", {"log_every": 0}, "log_every must be at least 1"),
+        ("two-stage", {"confidence": 0.3}, r"confidence must be above 1/3.*got 0\.3"),
     ],
 )
 def test_misuse_is_one_clear_line(method, options, message, train):

@@ -16,6 +16,7 @@ from dissensus.layout import check_logits, full_precision
 
 __all__ = [
     "AGGREGATES",
+    "OF_WEIGHTS",
     "authors_vote",
     "greedy_soup",
     "oracle",
@@ -60,7 +61,14 @@ AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
     "probability": probability,
     "vote": vote,
 }
-"""Every aggregate by its name."""
+"""Every aggregate of logits by its name."""
+
+OF_WEIGHTS: dict[str, str] = {
+    "soup": "Uniform soup: one model with the mean of all members' weights.",
+    "greedy-soup": "Greedy soup: the mean of the members that help on held-out data.",
+    "oracle": "Oracle selection: the member that is best on the test set itself.",
+}
+"""What is made of whole members instead of their logits, and a line about each."""
 
 
 def restrict(logits: Tensor, subset: Tensor | Sequence[int]) -> Tensor:

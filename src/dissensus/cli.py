@@ -178,7 +178,7 @@ def evaluate(
     from dissensus.runs import Run
 
     scores.get(score)
-    shown = [*aggregates.AGGREGATES, "soup", "greedy-soup", "oracle"]
+    shown = [*aggregates.AGGREGATES, *aggregates.OF_WEIGHTS]
     if aggregate not in shown:
         raise UnknownNameError("aggregate", aggregate, shown)
     if out is not None and Path(out).suffix not in tables.SUFFIXES:
@@ -187,10 +187,27 @@ def evaluate(
     sets, families, kept = inputs.find_judges(suite, id, {"shift": shift, "ood": ood, "groups": groups}, held_out)
     if aggregate == "greedy-soup" and kept is None:
         raise DissensusError("greedy-soup is chosen on held-out features; none were given: add --held-out FEATURES")
-    frames = []
+    frames: list[pd.DataFrame] = []
+    seen: dict[tuple[Any, ...], Run] = {}
     for run in opened:
         ensemble = Ensemble.load(run.ensemble_folder)
-        frames.append(judge(ensemble, sets, about=run.about, held_out=kept, protocol=protocol, progress=progress))
+        same = seen.setdefault((len(ensemble), *run.about.values()), run)
+        if same is not run:
+            raise DissensusError(
+                f"runs of one table must differ in method, members, active, diversity or seed; {same.folder} and "
+                f"{run.folder} do not: evaluate them one by one"
+            )
+        frames.append(
+            judge(
+                ensemble,
+                sets,
+                about=run.about,
+                classes=run.settings["classes"],
+                held_out=kept,
+                protocol=protocol,
+                progress=progress,
+            )
+        )
     frame = pd.concat(frames, ignore_index=True)
     if out is not None:
         tables.write(frame, Path(out))
@@ -216,10 +233,13 @@ def list_(what: str) -> None:
         tables: dict[str, dict[str, Any]] = {
             "scores": dict(scores.SCORES),
             "aggregates": dict(aggregate.AGGREGATES),
-            "suites": dict(suites.SUITES),
             "tails": dict(tails.TAILS),
         }
-        lines = {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables[what].items()}
+        lines = {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables.get(what, {}).items()}
+    if what == "suites":
+        lines = {name: suites.summary(name) for name in suites.SUITES}
+    if what == "aggregates":
+        lines |= aggregate.OF_WEIGHTS
     width = max(map(len, lines))
     for name, text in lines.items():
         print(f"{name.ljust(width)}  {text}")

@@ -11,6 +11,7 @@ import pandas as pd
 
 from dissensus import methods, report, suites, tables, tails
 from dissensus.ensemble import Ensemble
+from dissensus.errors import RunError
 from dissensus.evaluate import Suite, evaluate
 from dissensus.features import FeatureSet
 from dissensus.files import make_folder
@@ -39,8 +40,8 @@ def settings_for(method: str) -> dict[str, Any]:
     """How the demo trains a method: the same for all, as far as methods allow.
 
     Members of SED are drawn two at a time, so their epochs are more by as much: everybody makes the same number of
-    steps. Digits are fitted to the last, where hardness (1 / loss) explodes; label smoothing and a small diversity
-    keep it in bounds.
+    steps (the first stage of two-stage comes on top). Digits are fitted to the last, where hardness (1 / loss)
+    explodes; label smoothing and a small diversity keep it in bounds.
     """
     recipe = methods.get(method)
     chosen: dict[str, Any] = {"epochs": PASSES, "lr": 1e-2, "batch_size": 64, "label_smoothing": 0.1}
@@ -99,8 +100,12 @@ def _save_features(suite: Suite, folder: Path) -> None:
     }
     named |= {s.name: s.features for s in suite.sets}
     for name, features in named.items():
-        if features is not None and not (folder / name / "index.json").exists():
+        if features is None:
+            continue
+        if not (folder / name / "index.json").exists():
             features.save(folder / name)
+        elif FeatureSet.open(folder / name).provenance != features.provenance:
+            raise RunError(f"{folder / name} holds features of another seed or version; choose another --out")
 
 
 def _say(message: str) -> None:

@@ -40,6 +40,8 @@ class Ensemble(nn.Module):
         super().__init__()
         if members < 1:
             raise DissensusError(f"an ensemble needs at least one member; got members={members}")
+        if not 0 <= seed < 2**31:
+            raise DissensusError(f"seed must be within 0..2147483647; got {seed}")
         if init not in ("random", "template"):
             raise DissensusError(f"init must be 'random' or 'template'; got {init!r}")
         self.seed = seed
@@ -92,7 +94,7 @@ class Ensemble(nn.Module):
         The pure form of `forward`, to differentiate by autograd with respect to `params` or `x`.
         """
         tail = self.tail
-        if isinstance(tail, tails.StackedTail) and not torch.is_grad_enabled() and x.ndim == 2 + own_batch:
+        if tails.in_closed_form(tail) and not torch.is_grad_enabled() and x.ndim == 2 + own_batch:
             return tail.forward_stacked(params, x, tails.Scratch())[0]
 
         def one(member: dict[str, Tensor], batch: Tensor) -> Tensor:
@@ -133,7 +135,8 @@ class Ensemble(nn.Module):
         folder = Path(folder)
         make_folder(folder)
         with replacing(folder / "ensemble.safetensors") as path:
-            save_file({name: value.detach().contiguous().cpu() for name, value in _tensors(self.tail)}, path)
+            state = self.tail.state_dict()
+            save_file({name: value.contiguous().cpu() for name, value in state.items()}, path)
         info = {
             "format": FORMAT,
             "members": len(self),

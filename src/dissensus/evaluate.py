@@ -81,6 +81,7 @@ def evaluate(
     sets: Sequence[SuiteSet],
     *,
     about: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
     held_out: FeatureSet | None = None,
     score_names: Sequence[str] | None = None,
     protocol: Protocol = "mask",
@@ -92,6 +93,7 @@ def evaluate(
         ensemble: the trained members.
         sets: one id set, and any number of others. AUROC and its kin tell each shift and ood set from the id set.
         about: method, active, diversity and seed for the frame's first columns.
+        classes: names of the classes trained on; labelled sets with other names are refused. None: not checked.
         held_out: labelled features, not of the test sets, on which the greedy soup is chosen; None: no greedy soup.
         score_names: which scores; None: all.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
@@ -100,18 +102,21 @@ def evaluate(
     Accuracy comes for each aggregate: prediction (mean logits), probability, vote, soup, greedy-soup, and for single
     members as their mean (members) and their best (oracle).
     """
-    inside = _check(ensemble, sets, protocol)
+    inside = _check(sets, protocol)
+    for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
+        _check_set(ensemble, s, classes)
     wanted = [scores.get(name).__name__ for name in score_names] if score_names else list(scores.SCORES)
-    if "pds" not in wanted or "unique" not in wanted:
-        wanted = [*wanted, *({"pds", "unique"} - {*wanted})]
+    wanted += [name for name in ("pds", "unique") if name not in wanted]
     was_training = ensemble.training
-    ensemble.eval()
-    soups: dict[str, nn.Module] = {"soup": ensemble.soup().eval()}
-    if held_out is not None:
-        soups["greedy-soup"] = ensemble.soup(_greedy_members(ensemble, held_out)).eval()
-    bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
-    judged = {s.name: _judge(ensemble, soups, s, wanted, protocol) for s in bar}
-    ensemble.train(was_training)
+    try:
+        ensemble.eval()
+        soups: dict[str, nn.Module] = {"soup": ensemble.soup().eval()}
+        if held_out is not None:
+            soups["greedy-soup"] = ensemble.soup(_greedy_members(ensemble, held_out)).eval()
+        bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
+        judged = {s.name: _judge(ensemble, soups, s, wanted, protocol) for s in bar}
+    finally:
+        ensemble.train(was_training)
     rows = [
         {"dataset": s.name, "role": s.role, **row}
         for s in sets
@@ -124,7 +129,7 @@ def evaluate(
     return frame[list(COLUMNS)]
 
 
-def _check(ensemble: Ensemble, sets: Sequence[SuiteSet], protocol: str) -> SuiteSet:
+def _check(sets: Sequence[SuiteSet], protocol: str) -> SuiteSet:
     if protocol not in get_args(Protocol):
         raise DataError(f"protocol must be mask or vote; got {protocol!r}")
     inside = [s for s in sets if s.role == "id"]
@@ -135,22 +140,41 @@ def _check(ensemble: Ensemble, sets: Sequence[SuiteSet], protocol: str) -> Suite
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DataError(f"every set needs a name of its own; {sorted(twice)[0]!r} stands twice: rename one")
-    width, classes = ensemble.expects()
-    for s in sets:
-        if width is not None and s.features.shape != (width,):
-            raise DataError(
-                f"the ensemble takes features of width {width}; {s.name} has {s.features.shape}: extract it anew"
-            )
-        if s.role != "ood" and s.features.labels is None:
-            raise DataError(f"sets of role {s.role} need labels; {s.name} has none: give it role ood, or labels")
-        if s.role == "groups" and s.features.groups is None:
-            raise DataError(f"a groups set needs groups; {s.name} has none: write its features with groups")
-        labels = s.features.labels
-        if s.role != "ood" and labels is not None and classes is not None and int(labels.max()) >= classes:
-            raise DataError(
-                f"the ensemble has {classes} classes; {s.name} has label {int(labels.max())}: check its classes"
-            )
     return inside[0]
+
+
+def _check_set(ensemble: Ensemble, s: SuiteSet, trained: Sequence[str] | None) -> None:
+    """Refuse a set that the ensemble cannot be judged on, or only wrongly."""
+    width, classes = ensemble.expects()
+    features, labels = s.features, s.features.labels
+    if width is not None and features.shape != (width,):
+        raise DataError(f"the ensemble takes features of width {width}; {s.name} has {features.shape}: extract it anew")
+    if s.role == "ood":
+        return
+    if labels is None:
+        raise DataError(f"sets of role {s.role} need labels; {s.name} has none: give it role ood, or labels")
+    if s.role == "groups" and features.groups is None:
+        raise DataError(f"a groups set needs groups; {s.name} has none: write its features with groups")
+    if classes is not None and int(labels.max()) >= classes:
+        raise DataError(
+            f"the ensemble has {classes} classes; {s.name} has label {int(labels.max())}: check its classes"
+        )
+    numbered = features.classes == tuple(str(i) for i in range(len(features.classes)))
+    if trained is not None and not numbered and features.classes != tuple(trained):
+        raise DataError(
+            f"classes must be those of the training set, {_some(trained)}; {s.name} has {_some(features.classes)}: "
+            "number its labels as in training"
+        )
+    if s.subset is not None and (
+        len(set(s.subset)) != len(s.subset)
+        or len(s.subset) < 2
+        or not 0 <= min(s.subset) <= max(s.subset) < (classes or 2**31)
+    ):
+        raise DataError(f"a subset lists two or more different classes of the ensemble; {s.name} has {_some(s.subset)}")
+
+
+def _some(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:4])) + (", ..." if len(values) > 4 else "")
 
 
 @torch.no_grad()
@@ -224,8 +248,6 @@ def _rows(s: SuiteSet, own: _Judged, inside: _Judged) -> list[dict[str, Any]]:
 
 
 def _greedy_members(ensemble: Ensemble, held_out: FeatureSet) -> list[int]:
-    if held_out.labels is None:
-        raise DataError("the held-out set needs labels to choose the greedy soup; got an unlabelled one")
     single = [_accuracy(ensemble.member(i), held_out, ensemble) for i in range(len(ensemble))]
     order = sorted(range(len(ensemble)), key=lambda i: -single[i])
     return aggregate.greedy_soup(order, lambda members: _accuracy(ensemble.soup(members), held_out, ensemble))

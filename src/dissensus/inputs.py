@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -43,9 +45,9 @@ def _npz(path: Path) -> FeatureSet:
     if not path.is_file():
         raise DataError(f"no such file: {path}; give an .npz with arrays `features` and `labels`, or a feature folder")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, AttributeError) as error:
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read as .npz ({error}); write it with numpy.savez") from error
     if "features" not in found:
         names = ", ".join(found) or "none"

@@ -27,7 +27,8 @@ class Logbook:
     ) -> None:
         self.settings, self.per_epoch, self.log_every, self.run = settings, per_epoch, log_every, run
         self.steps = per_epoch * settings.epochs
-        self.sums = torch.zeros(2, len(STATISTICS), dtype=torch.float64, device=device)  # since line, since epoch
+        # since the last line, since the epoch began: sums of STATISTICS, and how many steps they are of
+        self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=torch.float64, device=device)
         self.seconds = torch.zeros(2, dtype=torch.float64)
         self.bar: tqdm[Any] | None = None
         self.events: Any = None
@@ -47,31 +48,29 @@ class Logbook:
             return
         self.run.rewind(start)
         if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise DissensusError("tensorboard is not installed: pip install 'dissensus[tensorboard]'") from error
+            from torch.utils.tensorboard import SummaryWriter
+
             self.events = SummaryWriter(str(self.run.folder / "tensorboard"), purge_step=start)
 
     def add(self, done: int, statistics: Tensor) -> None:
         """Take in the statistics (5,) of a step, the `done`-th."""
-        self.sums += statistics
+        self.sums[:, :-1] += statistics
+        self.sums[:, -1] += 1
         now = time.monotonic()
         self.seconds += now - self.clock
         self.clock = now
         at_epoch = done % self.per_epoch == 0
-        within = (done - 1) % self.per_epoch + 1
-        since_line = (within - 1) % self.log_every + 1
+        at_line = at_epoch or done % self.per_epoch % self.log_every == 0
         if self.bar is not None:
             self.bar.update()
             if not self.bar.disable and (now - self.shown > 0.2 or done == self.steps):
-                means = self._means(0, since_line)
+                means = self._means(0)
                 self.bar.set_postfix({name: f"{value:.3g}" for name, value in means.items()}, refresh=False)
                 self.shown = now
-        if at_epoch or since_line == self.log_every:
-            self._write("step", done, 0, since_line)
+        if at_line:
+            self._write("step", done, 0)
         if at_epoch:
-            self._write("epoch", done, 1, self.per_epoch)
+            self._write("epoch", done, 1)
 
     def check(self, done: int) -> None:
         """Stop a run whose loss has left the numbers, before its weights are saved."""
@@ -83,12 +82,12 @@ class Logbook:
                 f"or limit the gradient with clip (now {s.clip})"
             )
 
-    def _means(self, row: int, count: int) -> dict[str, float]:
-        return dict(zip(STATISTICS, (self.sums[row] / count).tolist(), strict=True))
+    def _means(self, row: int) -> dict[str, float]:
+        return dict(zip(STATISTICS, (self.sums[row, :-1] / self.sums[row, -1]).tolist(), strict=True))
 
-    def _write(self, kind: str, done: int, row: int, count: int) -> None:
+    def _write(self, kind: str, done: int, row: int) -> None:
         self.check(done)
-        means = self._means(row, count)
+        means = self._means(row)
         if self.run is not None:
             lr = self.settings.lr * self.settings.factor(done, self.steps)
             place = {"kind": kind, "step": done, "epoch": done / self.per_epoch, "lr": lr}

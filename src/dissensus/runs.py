@@ -32,19 +32,15 @@ class Run:
         self.folder, self.info = folder, info
 
     @classmethod
-    def claim(cls, folder: str | os.PathLike[str], settings: Mapping[str, Any], *, resume: bool, write: bool) -> Run:
-        """Take a new folder for these settings, or one that holds the same run already.
-
-        Only the process with `write` touches the disk; the others of a distributed run just agree.
-        """
+    def claim(cls, folder: str | os.PathLike[str], settings: Mapping[str, Any], *, resume: bool) -> Run:
+        """Take a new folder for these settings, or one that holds the same run already."""
         folder = Path(folder)
         info = {"format": FORMAT, "status": "running", "settings": json.loads(json.dumps(settings))}
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
         if not folder.exists() or all(path.name.endswith(TEMPORARY) for path in folder.iterdir()):
-            if write:
-                make_folder(folder)
-                write_json(folder / "run.json", info)
+            make_folder(folder)
+            write_json(folder / "run.json", info)
             return cls(folder, info)
         found = read_json(folder / "run.json")
         if not isinstance(found, dict) or found.get("format") != FORMAT:

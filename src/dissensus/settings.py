@@ -120,6 +120,11 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
             f"{settings.method} disagrees on a set of its own; none was given: "
             f"pass one as disagreement, or use sed-{settings.method}"
         )
+    if recipe.disagree_on == "unsure" and settings.diversity > 0 and settings.confidence <= 1 / len(train.classes):
+        raise DataError(
+            f"confidence must be above 1/{len(train.classes)}, which the top class of {len(train.classes)} always has; "
+            f"got {settings.confidence:g}: raise it"
+        )
     if disagreement is not None and not recipe.takes_set:
         raise DataError(f"{settings.method} takes no disagreement set; leave it out, or use a2d or divdis")
     if disagreement is not None and disagreement.shape != train.shape:

@@ -48,9 +48,7 @@ class Stepper:
         self.buffers = dict(ensemble.tail.named_buffers())
         lr, decay, self.smoothing = self._hyper_parameters()
         self.optimiser = optim.create(settings.optimizer, self.params, lr, decay)
-        count = len(ensemble) if settings.main == "all" else settings.active
         self._scratch = tails.Scratch()
-        self._slots = {name: value.new_empty(count, *value.shape[1:]) for name, value in self.params.items()}
 
     def _hyper_parameters(self) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
         s = self.settings
@@ -68,11 +66,15 @@ class Stepper:
         generator = torch.Generator().manual_seed(mix(self.settings.seed, 1, step))
         return torch.randperm(self.settings.members, generator=generator)[: self.settings.active]
 
+    def forwarded(self, active: Tensor) -> Tensor:
+        """Who runs and moves in a step: the active members, or all. Batches of members' own come in this order."""
+        everyone = self.settings.main == "all" or len(active) == len(self.ensemble)
+        return torch.arange(len(self.ensemble)) if everyone else active
+
     def __call__(self, batch: Batch, active: Tensor, factor: float) -> Tensor:
         """Move the forwarded members by one step; gives this batch's STATISTICS (5,), summed over ranks."""
-        everyone = self.settings.main == "all" or len(active) == len(self.ensemble)
-        forwarded = torch.arange(len(self.ensemble)) if everyone else active
-        params, buffers = self._take(forwarded, everyone)
+        forwarded = self.forwarded(active)
+        params, buffers = self._take(forwarded)
         x = batch.x if batch.elsewhere is None else torch.cat([batch.x, batch.elsewhere])
         pairs = None if len(active) == len(forwarded) else active.to(x.device)
         tail = self.ensemble.tail
@@ -85,7 +87,9 @@ class Stepper:
             with self.fabric.autocast():
                 logits = self.ensemble.run(params, x, buffers=buffers, own_batch=self.method.order == "own")
             loss = self._loss(logits.detach(), batch, pairs, forwarded)
-            found = torch.autograd.grad(logits, list(params.values()), loss.grad.to(logits.dtype))
+            found = torch.autograd.grad(
+                logits, list(params.values()), loss.grad.to(logits.dtype), allow_unused=True, materialize_grads=True
+            )
             made = dict(zip(params, found, strict=True))
         grads = {name: self._sum(grad) for name, grad in made.items()}
         if self.settings.clip is not None:
@@ -96,17 +100,16 @@ class Stepper:
     def _in_closed_form(self, tail: torch.nn.Module, x: Tensor) -> TypeGuard[tails.StackedTail]:
         """Autocast needs autograd to know what it did; so do features that are not flat."""
         flat = x.ndim == (3 if self.method.order == "own" else 2)
-        return isinstance(tail, tails.StackedTail) and flat and self.settings.precision == "32-true"
+        return tails.in_closed_form(tail) and flat and self.settings.precision == "32-true"
 
-    def _take(self, members: Tensor, everyone: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _take(self, members: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Leaves for autograd: the members' slices, gathered into the same memory every step."""
-        if everyone:
+        if len(members) == len(self.ensemble):
             return {name: value.detach().requires_grad_() for name, value in self.params.items()}, self.buffers
-        picked = members.to(self.fabric.device)
-        slots = {
-            name: torch.index_select(value, 0, picked, out=self._slots[name]).detach().requires_grad_()
-            for name, value in self.params.items()
-        }
+        picked, slots = members.to(self.fabric.device), {}
+        for name, value in self.params.items():
+            room = self._scratch(f"slot {name}", (len(members), *value.shape[1:]), value)
+            slots[name] = torch.index_select(value, 0, picked, out=room).detach().requires_grad_()
         return slots, {name: value.index_select(0, picked) for name, value in self.buffers.items()}
 
     def _loss(self, logits: Tensor, batch: Batch, pairs: Tensor | None, forwarded: Tensor) -> _Loss:

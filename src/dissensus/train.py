@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import math
 import os
 import signal
@@ -93,8 +94,14 @@ def fit(
         precision=str(fabric._precision.precision),
     )  # fmt: skip
     check_data(ensemble, train_features, disagreement, settings)
+    if log_every < 1 or checkpoint_seconds < 0:
+        raise DissensusError(
+            f"log_every must be at least 1 and checkpoint_seconds at least 0; got {log_every} and {checkpoint_seconds}"
+        )
     if tensorboard and out is None:
         raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise DissensusError("tensorboard is not installed: pip install 'dissensus[tensorboard]'")
     train_features.verify()
     if disagreement is not None:
         disagreement.verify()
@@ -102,11 +109,13 @@ def fit(
     run = None
     if out is not None:
         claim = {**asdict(settings), **_provenance(ensemble, train_features, disagreement)}
-        run = Run.claim(out, claim, resume=resume, write=fabric.is_global_zero)
+        if fabric.is_global_zero:
+            run = Run.claim(out, claim, resume=resume)
         fabric.barrier()
+        run = run or Run.claim(out, claim, resume=True)  # the other ranks, of what the first has made
         if run.finished:
             ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
-            return ensemble
+            return ensemble.eval()
     how: dict[str, Any] = {"progress": progress, "checkpoint_seconds": checkpoint_seconds, "log_every": log_every}
     if methods.get(method).disagree_on == "unsure" and settings.diversity > 0:
         train_features, disagreement = _split_by_confidence(ensemble, train_features, settings, run, fabric, how)
@@ -145,13 +154,16 @@ def _train(
         for step in range(start, log.steps):
             torch.manual_seed(mix(settings.seed, 4, step, fabric.global_rank))  # for dropout
             active = stepper.draw(step)
-            log.add(step + 1, stepper(batches(step, active), active, settings.factor(step, log.steps)))
-            due = time.monotonic() - saved >= checkpoint_seconds or step + 1 == log.steps
-            if writer and (due or stopped()):
+            batch = batches(step, stepper.forwarded(active))
+            log.add(step + 1, stepper(batch, active, settings.factor(step, log.steps)))
+            late = time.monotonic() - saved >= checkpoint_seconds or step + 1 == log.steps
+            due, stop = _agree(fabric, late, stopped())
+            if run and (due or stop):
                 log.check(step + 1)
-                writer.save_checkpoint(state, step + 1)
+                if writer:
+                    writer.save_checkpoint(state, step + 1)
                 saved = time.monotonic()
-            if stopped():
+            if stop:
                 raise KeyboardInterrupt
     ensemble.eval()
 
@@ -167,11 +179,11 @@ class _Batches:
         self.own = methods.get(settings.method).order == "own"
         self._epoch, self._order = -1, torch.empty(0)
 
-    def __call__(self, step: int, active: Tensor) -> Batch:
-        """This rank's part of the step's batch."""
+    def __call__(self, step: int, members: Tensor) -> Batch:
+        """This rank's part of the step's batch for these members."""
         epoch, number = divmod(step, self.per_epoch)
         order = self._orders(epoch)
-        order = order[active] if self.own else order[0]
+        order = order[members] if self.own else order[0]
         size = self.settings.batch_size
         whole = order[..., number * size : (number + 1) * size].long()
         rows = whole[..., self.fabric.global_rank :: self.fabric.world_size]
@@ -205,6 +217,7 @@ def _split_by_confidence(
     chosen = {name: getattr(settings, name) for name in passed}
     out = run.folder / "first-stage" if run else None
     fit(first, train, "single", **chosen, out=out, fabric=fabric, **how)
+    first.eval()
     with torch.no_grad():
         parts = [first(x.to(fabric.device))[0].softmax(-1).amax(-1).cpu() for x, _ in train.batches(4096)]
     confidence = torch.cat(parts)
@@ -212,7 +225,7 @@ def _split_by_confidence(
     if not unsure.any():
         raise DataError(
             f"two-stage found no training sample with confidence below {settings.confidence:g}; the lowest is "
-            f"{confidence.min():.3f}: raise confidence, for 5% of the samples to {confidence.quantile(0.05):.3f}"
+            f"{confidence.min():.3f}: raise it, for 5% of the samples to {confidence.quantile(0.05):.3f}"
         )
     sure = (~unsure).nonzero().squeeze(1)
     if len(sure) == 0 or int((train.subset(sure).class_counts > 0).sum()) < 2:
@@ -235,6 +248,15 @@ def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet 
         "disagreement": disagreement.fingerprint if disagreement else None,
         "classes": list(train.classes),
     }
+
+
+def _agree(fabric: Fabric, *flags: bool) -> list[bool]:
+    """Each flag, true everywhere if it is true on any rank: ranks must stop and check together."""
+    if fabric.world_size == 1:
+        return list(flags)
+    counts = fabric.all_reduce(torch.tensor(flags, dtype=torch.float32, device=fabric.device), reduce_op="sum")
+    assert isinstance(counts, Tensor)
+    return [count > 0 for count in counts.tolist()]
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def divdis_value_and_grad(logits: Tensor, weights: Tensor | None = None) -> tupl
     """
     M, B, C = logits.shape
     p = logits.softmax(-1)
-    w = torch.full((B,), 1 / B, dtype=p.dtype, device=p.device) if weights is None else weights / weights.sum()
+    w = torch.full((B,), 1 / B, dtype=p.dtype, device=p.device) if weights is None else _normal(weights)
     flat = p.transpose(0, 1).reshape(B, M * C)
     weighted = flat * w[:, None]
     q = weighted.sum(0)
@@ -98,6 +98,11 @@ def divdis_value_and_grad(logits: Tensor, weights: Tensor | None = None) -> tupl
     # Through the softmax: p * (g - <p, g>).
     grad.sub_((p * grad).sum(-1, keepdim=True)).mul_(p)
     return value, grad
+
+
+def _normal(weights: Tensor) -> Tensor:
+    """Weights that sum to one; all zero, as for a batch that is fitted perfectly, they stay zero."""
+    return weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 def _log(p: Tensor) -> Tensor:
