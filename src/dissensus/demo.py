@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from dissensus import methods, report, suites, tables, tails
 from dissensus.ensemble import Ensemble
@@ -57,6 +58,15 @@ def settings_for(method: str) -> dict[str, Any]:
 def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: bool = True) -> str:
     """Train, judge and report everything into `out`; the tables as text for the terminal."""
     make_folder(out)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # problems this small gain nothing from a second one, and lose minutes on a busy machine
+    try:
+        return _run_jobs(out, seed, epochs, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run_jobs(out: Path, seed: int, epochs: int | None, progress: bool) -> str:
     texts, sections = [], []
     for job in JOBS:
         suite = suites.load(job.suite, seed=seed)
