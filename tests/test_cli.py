@@ -121,6 +121,10 @@ def test_list(what, capsys):
         (["train", "digits", "--out", "{}/run", "--precision", "8"], "precision must be one of"),
         (["train", "digits", "--out", "{}/run", "--devices", "0"], "devices and num_nodes must be at least 1"),
         (["train", "digits", "--out", "{}/run", "--members", "0"], "at least one member"),
+        (["train", "digits", "--out", "{}/run", "--accelerator", "tpu"], "cannot run on accelerator=tpu"),
+        (["train", "digits", "--out", "{}/run", "--members", "100000000000"], "too little memory"),
+        (["train", "digits", "--out", "{}/" + "a" * 300], "File name too long"),
+        (["train", "digits", "--out", ""], "must name something"),
         (["train", "digits"], "required, but not given: out"),
         (["evaluate", "{}/nowhere", "--suite", "digits"], "no such folder; train one with"),
         (["evaluate", "{}", "--suite", "digits"], "is not a run"),
@@ -149,6 +153,13 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
     assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")
+
+
+def test_a_config_that_is_not_text_is_refused(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "YAML file in UTF-8" in refuse(
+        capsys, "train", "digits", "--out", tmp_path / "run", "--config", tmp_path / "c.yaml"
+    )
 
 
 def test_bad_npz_files_are_named(tmp_path, capsys):

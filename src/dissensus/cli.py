@@ -7,6 +7,7 @@ Heavy imports stay inside the verbs, so that --help answers at once.
 from __future__ import annotations
 
 import errno
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,11 @@ EXAMPLES = {
     "bench": "dissensus bench --cases floor scaling --json",
 }
 LISTS = ("methods", "scores", "aggregates", "suites", "tails")
+# What the system may say of a path or a disk that is the user's to mend.
+USERS_OWN = {
+    errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
+    errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP,
+}  # fmt: skip
 Format = Literal["table", "csv", "json", "md", "tex"]
 
 
@@ -115,6 +121,8 @@ def train(
     from dissensus.train import fit
 
     recipe = methods.get(method)
+    if not features or not out:
+        raise DissensusError("features and --out must name something; got an empty name")
     given, suite = inputs.find_features(features)
     where = None if disagreement is None else inputs.find_features(disagreement)[0]
     if where is None and suite is not None and recipe.takes_set:
@@ -132,7 +140,8 @@ def train(
         fabric=fabric,
     )  # fmt: skip
     if fabric.is_global_zero:
-        _say(f"trained {count} members by {method}; judge them with: dissensus evaluate {out} --suite SUITE")
+        how = "--id FEATURES --ood NAME=FEATURES" if suite is None else f"--suite {features}"
+        _say(f"trained {count} members by {method}; judge them with: dissensus evaluate {shlex.quote(out)} {how}")
         print(out)
 
 
@@ -291,7 +300,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     given = [parser.underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    options = build_parser().parse_args(given)
+    try:
+        options = build_parser().parse_args(given)
+    except UnicodeDecodeError as error:
+        parser.fail(f"--config must be a YAML file in UTF-8; it is not ({error.reason}): save it as UTF-8")
     verb = options.verb
     arguments = options[verb].as_dict()
     arguments.pop("config", None)
@@ -303,8 +315,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "; the same command goes on from here" if verb in ("train", "demo") else ""
         print(f"\ndissensus: stopped{hint}", file=sys.stderr)
         return 130
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        parser.fail("there is too little memory for this: use fewer members, a smaller batch or a smaller tail")
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        if error.errno not in USERS_OWN:
             raise
         parser.fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
     return 0

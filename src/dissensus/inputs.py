@@ -48,7 +48,7 @@ def _npz(path: Path) -> FeatureSet:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as .npz ({error}); write it with numpy.savez") from error
+        raise DataError(f"{path} cannot be read as .npz: damaged, or no arrays; write it with numpy.savez") from error
     if "features" not in found:
         names = ", ".join(found) or "none"
         raise DataError(f"{path} must hold `features` (N, D) and, where labelled, `labels` (N,); it holds {names}")
@@ -89,7 +89,7 @@ def launch(accelerator: str, devices: int, num_nodes: int, precision: str) -> Fa
         raise DissensusError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
     try:
         fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())
         raise DissensusError(f"cannot run on accelerator={accelerator}, devices={devices}: {reason}") from error
     fabric.launch()
