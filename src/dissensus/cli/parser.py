@@ -7,14 +7,21 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
 
 from dissensus import __version__
 
-Verb = Callable[..., None]
 Arguments = Mapping[str, Mapping[str, Any]]  # name -> how to parse it
+
+
+class Verb(NamedTuple):
+    """A command: what it runs, an example for its help, the arguments without a flag or with several values."""
+
+    function: Callable[..., None]
+    example: str
+    plain: Arguments
 
 
 class Parser(ArgumentParser):
@@ -36,11 +43,10 @@ class Parser(ArgumentParser):
         return text
 
 
-def build(verbs: Mapping[str, Verb], examples: Mapping[str, str], plain: Mapping[str, Arguments]) -> ArgumentParser:
+def build(verbs: Mapping[str, Verb]) -> ArgumentParser:
     """A parser with one command a verb.
 
-    A verb's signature gives its options and its docstring their help; `plain` names the arguments that stand without
-    a flag or take several values.
+    The signature of a verb's function gives its options and the docstring their help, but for those in `plain`.
     """
     set_parsing_settings(add_print_completion_argument=True)
     parser = Parser(
@@ -51,23 +57,22 @@ def build(verbs: Mapping[str, Verb], examples: Mapping[str, str], plain: Mapping
         epilog="Start with: dissensus demo. Shell completion: --print_completion=shtab-bash (or -zsh, -fish).",
     )
     commands = parser.add_subcommands(required=True, dest="verb")
-    for name, function in verbs.items():
+    for name, (function, example, plain) in verbs.items():
         about = (function.__doc__ or "").split("Args:")[0].strip()
-        verb = Parser(allow_abbrev=False, description=about, epilog=f"Example: {examples[name]}")
+        verb = Parser(allow_abbrev=False, description=about, epilog=f"Example: {example}")
         verb.add_argument("--config", action="config", help="a YAML file with these options; flags override it")
-        own = plain.get(name, {})
-        for argument, options in own.items():
+        for argument, options in plain.items():
             verb.add_argument(argument, **options)
         switches = _switches(function)
         for switch, (default, text) in switches.items():
             verb.add_argument(f"--{switch}", action=ActionYesNo(no_prefix="no_"), default=default, help=text)
-        skipped: set[str | int] = {key.lstrip("-") for key in [*own, *switches]}
+        skipped: set[str | int] = {key.lstrip("-") for key in [*plain, *switches]}
         verb.add_function_arguments(function, as_group=False, skip=skipped)
         commands.add_subcommand(name, verb, help=about.split("\n")[0])
     return parser
 
 
-def _switches(function: Verb) -> dict[str, tuple[bool, str]]:
+def _switches(function: Callable[..., None]) -> dict[str, tuple[bool, str]]:
     """Yes-or-no parameters with their defaults and help: --resume and --no-resume, without a value."""
     texts = dict(re.findall(r"^ +(\w+): (.+)$", function.__doc__ or "", flags=re.MULTILINE))
     parameters = inspect.signature(function).parameters.values()
@@ -84,3 +89,8 @@ def fail(message: str) -> NoReturn:
     """Print one line and exit with code 2."""
     print(f"dissensus: error: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def say(message: str) -> None:
+    """Print one line beside the results, which have stdout to themselves."""
+    print(message, file=sys.stderr)

@@ -1,0 +1,67 @@
+"""The command line: a file a verb, whose function's signature is the options and whose docstring is the help.
+
+Results go to stdout or --out, messages and progress to stderr. A user's mistake is one line and exit code 2.
+Heavy imports stay inside the verbs, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+from dissensus.cli import bench, demo, evaluate, lists, parser, train
+from dissensus.cli.parser import Verb
+from dissensus.errors import DissensusError
+
+VERBS = {
+    "demo": Verb(demo.demo, demo.EXAMPLE, demo.PLAIN),
+    "train": Verb(train.train, train.EXAMPLE, train.PLAIN),
+    "evaluate": Verb(evaluate.evaluate, evaluate.EXAMPLE, evaluate.PLAIN),
+    "list": Verb(lists.list_, lists.EXAMPLE, lists.PLAIN),
+    "bench": Verb(bench.bench, bench.EXAMPLE, bench.PLAIN),
+}
+# What the system may say of a path or a disk that is the user's to mend.
+USERS_OWN = {
+    errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
+    errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP,
+}  # fmt: skip
+
+
+def build_parser() -> ArgumentParser:
+    """The parser of all verbs."""
+    return parser.build(VERBS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    given = [parser.underscored(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    try:
+        options = build_parser().parse_args(given)
+    except UnicodeDecodeError as error:
+        parser.fail(f"--config must be a YAML file in UTF-8; it is not ({error.reason}): save it as UTF-8")
+    verb = options.verb
+    arguments = options[verb].as_dict()
+    arguments.pop("config", None)
+    try:
+        VERBS[verb].function(**arguments)
+    except DissensusError as error:
+        parser.fail(str(error))
+    except KeyboardInterrupt:
+        hint = "; the same command goes on from here" if verb in ("train", "demo") else ""
+        print(f"\ndissensus: stopped{hint}", file=sys.stderr)
+        return 130
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        parser.fail("there is too little memory for this: use fewer members, a smaller batch or a smaller tail")
+    except OSError as error:
+        if error.errno not in USERS_OWN:
+            raise
+        parser.fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
+    return 0

@@ -1,0 +1,26 @@
+"""dissensus demo: the whole job on embedded data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dissensus.cli.parser import Arguments
+
+EXAMPLE = "dissensus demo --out runs/demo"
+PLAIN: Arguments = {}
+
+
+def demo(out: str = "runs/demo", seed: int = 0, force_epochs: int | None = None, progress: bool = True) -> None:
+    """Run the whole job on the embedded digits: train every method, judge, print a table, write a report.
+
+    Needs no data and no network. A second call finds the trained ensembles and only judges them again.
+
+    Args:
+        out: folder for results.csv, report.html, the features and one run folder a method.
+        seed: decides splits, initial weights and batches.
+        force_epochs: train every method for so many epochs instead of the demo's own number.
+        progress: show progress bars when stderr is a terminal.
+    """
+    from dissensus.demo import run_demo
+
+    print(run_demo(Path(out), seed=seed, epochs=force_epochs, progress=progress))

@@ -1,0 +1,100 @@
+"""dissensus evaluate: trained runs, judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from dissensus.cli.parser import Arguments, say
+from dissensus.errors import DissensusError, UnknownNameError
+
+EXAMPLE = "dissensus evaluate runs/mine --suite digits"
+PLAIN: Arguments = {
+    "runs": {"nargs": "+", "metavar": "RUN", "help": "run folders that train wrote"},
+    "--shift": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "shifted sets with the same labels"},
+    "--ood": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "sets with other labels"},
+    "--groups": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "labelled sets with groups"},
+}
+Format = Literal["table", "csv", "json", "md", "tex"]
+
+
+def evaluate(
+    runs: list[str],
+    suite: str | None = None,
+    id: str | None = None,
+    shift: list[str] | None = None,
+    ood: list[str] | None = None,
+    groups: list[str] | None = None,
+    held_out: str | None = None,
+    score: str = "pds",
+    aggregate: str = "prediction",
+    protocol: Literal["mask", "vote"] = "mask",
+    format: Format = "table",
+    out: str | None = None,
+    progress: bool = True,
+) -> None:
+    """Judge trained runs: accuracy in and out of distribution, OOD detection, diversity.
+
+    Args:
+        runs: run folders that train wrote.
+        suite: a suite of data sets to judge on: dissensus list suites.
+        id: instead of a suite, the in-distribution test features (a folder or .npz).
+        shift: shifted sets with the same labels, each as NAME=FEATURES.
+        ood: sets with other labels, each as NAME=FEATURES.
+        groups: sets with groups, each as NAME=FEATURES.
+        held_out: labelled features on which the greedy soup is chosen; a suite brings its own.
+        score: the score whose AUROC the table shows: dissensus list scores.
+        aggregate: the aggregate whose accuracy the table shows: dissensus list aggregates.
+        protocol: for sets with a part of the classes: mask the logits first, or the authors' vote.
+        format: what to print: a summary table, or every number as csv, json, md or tex.
+        out: write every number to this file instead (.csv, .json, .md, .tex); the table is still printed.
+        progress: show a progress bar when stderr is a terminal.
+    """
+    import pandas as pd
+
+    from dissensus import aggregate as aggregates
+    from dissensus import scores, tables
+    from dissensus.cli import inputs
+    from dissensus.ensemble import Ensemble
+    from dissensus.evaluate import evaluate as judge
+    from dissensus.runs import Run
+
+    scores.get(score)
+    shown = [*aggregates.AGGREGATES, *aggregates.OF_WEIGHTS]
+    if aggregate not in shown:
+        raise UnknownNameError("aggregate", aggregate, shown)
+    if out is not None and Path(out).suffix not in tables.SUFFIXES:
+        raise DissensusError(f"--out must end in {', '.join(tables.SUFFIXES)}; got {out}")
+    opened = [Run.open(run) for run in runs]
+    sets, families, kept = inputs.find_judges(suite, id, {"shift": shift, "ood": ood, "groups": groups}, held_out)
+    if aggregate == "greedy-soup" and kept is None:
+        raise DissensusError("greedy-soup is chosen on held-out features; none were given: add --held-out FEATURES")
+    frames: list[pd.DataFrame] = []
+    seen: dict[tuple[Any, ...], Run] = {}
+    for run in opened:
+        ensemble = Ensemble.load(run.ensemble_folder)
+        same = seen.setdefault((len(ensemble), *run.about.values()), run)
+        if same is not run:
+            raise DissensusError(
+                f"runs of one table must differ in method, members, active, diversity or seed; {same.folder} and "
+                f"{run.folder} do not: evaluate them one by one"
+            )
+        frames.append(
+            judge(
+                ensemble,
+                sets,
+                about=run.about,
+                classes=run.settings["classes"],
+                held_out=kept,
+                protocol=protocol,
+                progress=progress,
+            )
+        )
+    frame = pd.concat(frames, ignore_index=True)
+    if out is not None:
+        tables.write(frame, Path(out))
+        say(f"wrote {len(frame)} numbers to {out}")
+    if format == "table":
+        print(tables.as_text(tables.summary(frame, families, score=score, aggregate=aggregate)), end="")
+    else:
+        print(tables.render(frame, f".{format}"), end="")
