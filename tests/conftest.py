@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -18,6 +20,14 @@ def blobs(count: int = 120, width: int = 6, classes: int = 3, seed: int = 0, noi
     centres = 2 * torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
     labels = torch.arange(count) % classes
     return FeatureSet.from_arrays(centres[labels] + noise * torch.randn(count, width, generator=generator), labels)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """The user's own cache is left alone; within a session features and exports are made once."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["DISSENSUS_CACHE"] = str(folder)
+    return folder
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "did you mean 'bma'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--score", "bmaa")
     assert "did you mean 'soup'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--aggregate", "soop")
     assert "must end in .csv" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--out", tmp_path / "x.doc")
-    assert "features of width 64" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
+    assert "features of width 1280" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
     assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
     assert "must differ in method, members" in refuse(capsys, "evaluate", trained, trained, "--suite", "digits")
     (tmp_path / "half").mkdir()

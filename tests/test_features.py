@@ -563,7 +563,7 @@ def test_an_index_of_something_else(text, tmp_path):
 def test_an_unfinished_folder_is_not_opened(tmp_path):
     on_disk(tmp_path / "f")
     (tmp_path / "f" / "index.json").unlink()
-    with refused("never finished: delete it and write it again"):
+    with refused("never finished: give the same command again, or delete it"):
         FeatureSet.open(tmp_path / "f")
 
 

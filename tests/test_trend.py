@@ -18,7 +18,7 @@ DIVERSITIES = (0.0, 0.5, 2.0)
 
 @cache
 def suite(seed: int) -> suites.Suite:
-    return suites.load("digits", seed=seed, severities=())
+    return suites.load("digits", seed=seed, severities=(), backbone="pixels")
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -67,10 +67,16 @@ class Ensemble(nn.Module):
         """Name -> (M, ...) parameter."""
         return dict(self.tail.named_parameters())
 
-    def expects(self) -> tuple[int | None, int | None]:
-        """Feature width and number of classes, where the tail is a built-in one and tells."""
-        about = tails.describe(self.tail) or {}
-        return about.get("features"), about.get("classes")
+    @property
+    def about(self) -> dict[str, Any] | None:
+        """The tail's name and sizes, where it is a built-in one."""
+        return tails.describe(self.tail)
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the tail tells apart, where it is a built-in one."""
+        about = self.about
+        return None if about is None else int(about["classes"])
 
     def forward(self, x: Tensor, index: Tensor | Sequence[int] | None = None) -> Tensor:
         """Logits of all members, (B, ...) -> (M, B, C), or of those in `index`, in its order: (len(index), B, C)."""
@@ -119,6 +125,15 @@ class Ensemble(nn.Module):
             raise DissensusError("a soup needs at least one member; got an empty list")
         return self._single(lambda value: value[picked].mean(0) if value.is_floating_point() else value[picked[0]])
 
+    def start_from(self, tail: nn.Module) -> list[str]:
+        """Give every member the weights of `tail` that fit by name and shape; says which those are."""
+        own = dict(_tensors(self.tail))
+        taken = {name: value for name, value in _tensors(tail) if name in own and own[name].shape[1:] == value.shape}
+        with torch.no_grad():
+            for name, value in taken.items():
+                own[name].copy_(value)
+        return list(taken)
+
     def _single(self, pick: Callable[[Tensor], Tensor]) -> nn.Module:
         module = copy.deepcopy(self.tail)
         for name, value in _tensors(self.tail):
@@ -141,7 +156,7 @@ class Ensemble(nn.Module):
             "format": FORMAT,
             "members": len(self),
             "seed": self.seed,
-            "tail": tails.describe(self.tail),
+            "tail": self.about,
             "module": f"{type(self.tail).__module__}.{type(self.tail).__qualname__}",
         }
         write_json(folder / "ensemble.json", info)

@@ -28,9 +28,10 @@ class RunError(DissensusError):
 class UnknownNameError(DissensusError):
     """A name that no registry knows; the message suggests the nearest."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str | None = None) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
         near = near or difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        super().__init__(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
+        listed = f"known: {', '.join(names)}" if see is None else f"see: {see}"
+        super().__init__(f"unknown {kind} {name!r}: {hint}{listed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from dissensus import aggregate, scores
+from dissensus import aggregate, scores, tails
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError
-from dissensus.features import FeatureSet
+from dissensus.features import FeatureSet, check_backbone
 from dissensus.metrics import Classification, detection
 
 COLUMNS = (
@@ -82,6 +83,7 @@ def evaluate(
     *,
     about: Mapping[str, Any] | None = None,
     classes: Sequence[str] | None = None,
+    backbone: Mapping[str, Any] | None = None,
     held_out: FeatureSet | None = None,
     score_names: Sequence[str] | None = None,
     protocol: Protocol = "mask",
@@ -94,6 +96,7 @@ def evaluate(
         sets: one id set, and any number of others. AUROC and its kin tell each shift and ood set from the id set.
         about: method, active, diversity and seed for the frame's first columns.
         classes: names of the classes trained on; labelled sets with other names are refused. None: not checked.
+        backbone: what the run recorded of the trunk trained on; features of another are refused. None: not checked.
         held_out: labelled features, not of the test sets, on which the greedy soup is chosen; None: no greedy soup.
         score_names: which scores; None: all.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
@@ -104,6 +107,7 @@ def evaluate(
     """
     inside = _check(sets, protocol)
     for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
+        check_backbone(backbone, s.features, s.name)
         _check_set(ensemble, s, classes)
     wanted = [scores.get(name).__name__ for name in score_names] if score_names else list(scores.SCORES)
     wanted += [name for name in ("pds", "unique") if name not in wanted]
@@ -145,9 +149,10 @@ def _check(sets: Sequence[SuiteSet], protocol: str) -> SuiteSet:
 
 def _check_set(ensemble: Ensemble, s: SuiteSet, trained: Sequence[str] | None) -> None:
     """Refuse a set that the ensemble cannot be judged on, or only wrongly."""
-    width, classes = ensemble.expects()
+    classes = ensemble.classes
     features, labels = s.features, s.features.labels
-    if width is not None and features.shape != (width,):
+    if not tails.fits(ensemble.about, features.shape):
+        width = (ensemble.about or {})["features"]
         raise DataError(f"the ensemble takes features of width {width}; {s.name} has {features.shape}: extract it anew")
     if s.role == "ood":
         return
@@ -185,7 +190,7 @@ def _judge(
     qualities = {name: Classification() for name in [*aggregate.AGGREGATES, *soups]}
     parts: dict[str, list[Tensor]] = {name: [] for name in wanted}
     hits = torch.zeros(len(ensemble), dtype=torch.float64)
-    for x, at in s.features.batches(_batch_size(ensemble)):
+    for x, at in s.features.batches(_batch_size(ensemble, s.features.shape)):
         batch = x.to(_device(ensemble))
         logits = ensemble(batch)
         for name in wanted:
@@ -266,6 +271,9 @@ def _device(ensemble: Ensemble) -> torch.device:
     return next(ensemble.parameters()).device
 
 
-def _batch_size(ensemble: Ensemble) -> int:
-    _, classes = ensemble.expects()
-    return max(1, min(4096, CHUNK_ELEMENTS // (len(ensemble) * (classes or 1000))))
+def _batch_size(ensemble: Ensemble, shape: tuple[int, ...]) -> int:
+    """Rows at once: logits are held, and what a hidden layer makes of every place of a map or every token."""
+    about = ensemble.about or {}
+    places = math.prod(shape) // about.get("features", math.prod(shape))
+    floats: int = max(about.get("classes", 1000), about.get("hidden", 0) * places // 4)
+    return max(1, min(4096, CHUNK_ELEMENTS // (len(ensemble) * floats)))

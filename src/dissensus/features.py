@@ -31,14 +31,15 @@ from dissensus.errors import DataError
 from dissensus.shards import Array, Shard, Values
 from dissensus.writer import FeatureWriter
 
-__all__ = ["FeatureSet", "FeatureWriter"]
+__all__ = ["FeatureSet", "FeatureWriter", "check_backbone"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureSet:
     """N rows of features (N, ...) with labels (N,), if known, and groups (N,), if any; both int64.
 
-    Made by `from_arrays`, `open`, `subset` and `split`. `folder` is None for arrays in memory.
+    Made by `from_arrays`, `open`, `subset` and `split`. `folder` is None for arrays in memory. Rows may be several
+    augmented `passes` over the same samples, one whole pass after the other; training takes one an epoch.
     """
 
     labels: Tensor | None
@@ -51,6 +52,7 @@ class FeatureSet:
     _shards: tuple[Shard, ...] = ()
     _root: FeatureSet | None = None  # the set of which this is a subset,
     _index: NDArray[np.int64] | None = None  # and this set's rows in it
+    passes: int = 1
 
     @classmethod
     def from_arrays(
@@ -77,6 +79,7 @@ class FeatureSet:
             provenance=dict(provenance or {}),
             folder=None,
             _parts=(array,),
+            passes=_passes(provenance or {}, len(array)),
         )
 
     @classmethod
@@ -102,6 +105,7 @@ class FeatureSet:
             folder=folder,
             _parts=tuple(tensors["features"] for tensors in maps),
             _shards=index.shards,
+            passes=_passes(index.provenance, index.count),
         )
         if verify:
             features.verify()
@@ -140,7 +144,7 @@ class FeatureSet:
     def __reduce__(self) -> str | tuple[Any, ...]:
         # a mapped array would be pickled by value: send the folder's name and the row numbers instead
         if self._root is not None:
-            return FeatureSet.subset, (self._root, self._index)
+            return FeatureSet.subset, (self._root, self._index, self.passes)
         return super().__reduce__() if self.folder is None else (FeatureSet.open, (self.folder,))
 
     @property
@@ -200,8 +204,11 @@ class FeatureSet:
             at = slice(start, min(start + batch_size, len(self)))
             yield self.rows(at), at
 
-    def subset(self, index: Values | slice) -> FeatureSet:
-        """A view of these rows, in this order; features are not copied and `classes` stay the same."""
+    def subset(self, index: Values | slice, passes: int = 1) -> FeatureSet:
+        """A view of these rows, in this order; features are not copied and `classes` stay the same.
+
+        `passes` says how many augmented passes over the same samples the rows are.
+        """
         places = _places(index, len(self))
         if places.ndim != 1 or not len(places):
             raise DataError(f"a subset needs a list of at least one row; got shape {places.shape}: choose rows")
@@ -212,29 +219,51 @@ class FeatureSet:
             groups=None if self.groups is None else self.groups[at],
             _root=self._root or self,
             _index=places if self._index is None else self._index[places],
+            passes=_passes({"passes": passes}, len(places)),
         )
 
     def split(self, fraction: float, seed: int) -> tuple[FeatureSet, FeatureSet]:
         """(the rest, a random `fraction` held out), each class in proportion where labels are known."""
         if not 0 < fraction < 1:
             raise DataError(f"the fraction held out must lie between 0 and 1; got {fraction}: try 0.1")
-        few = (self.class_counts == 1).nonzero()
+        few = (self.class_counts == self.passes).nonzero()
         if len(few):
             raise DataError(
                 f"a split needs 2 rows of every class; class {self.classes[int(few[0])]!r} has 1: "
                 "add rows or leave the class out"
             )
-        labels = None if self.labels is None else self.labels.numpy()
+        samples = len(self) // self.passes
+        labels = None if self.labels is None else self.labels[:samples].numpy()
         try:
-            rest, held_out = train_test_split(
-                np.arange(len(self)), test_size=fraction, random_state=seed, stratify=labels
-            )
+            parts = train_test_split(np.arange(samples), test_size=fraction, random_state=seed, stratify=labels)
         except ValueError as error:
             raise DataError(
-                f"both sides of a split need a row of every class; got {fraction} of {len(self)} rows in "
+                f"both sides of a split need a row of every class; got {fraction} of {samples} rows in "
                 f"{int((self.class_counts > 0).sum())} classes: add rows or move the fraction towards 0.5"
             ) from error
-        return self.subset(np.sort(rest)), self.subset(np.sort(held_out))
+        # a sample lies on one side with all its passes
+        rows = [(np.arange(self.passes)[:, None] * samples + np.sort(part)).ravel() for part in parts]
+        return self.subset(rows[0], self.passes), self.subset(rows[1], self.passes)
+
+
+def check_backbone(expected: Mapping[str, Any] | None, features: FeatureSet, name: str) -> None:
+    """Refuse features of another trunk than the one expected, where both are known."""
+    found = features.provenance.get("backbone")
+    if expected is None or found is None or found["fingerprint"] == expected["fingerprint"]:
+        return
+    keys = ("name", "layers", "size", "crop", "weights")
+    key = next((key for key in keys if found.get(key) != expected.get(key)), "fingerprint")
+    raise DataError(
+        f"features must come from one backbone; {name} has {key} {str(found.get(key))[:40]}, the training set "
+        f"{str(expected.get(key))[:40]}: extract both alike"
+    )
+
+
+def _passes(provenance: Mapping[str, Any], rows: int) -> int:
+    passes = provenance.get("passes", 1)
+    if not isinstance(passes, int) or passes < 1 or rows % passes:
+        raise DataError(f"passes must part the rows evenly; got {passes!r} of {rows} rows: write the features again")
+    return passes
 
 
 def _places(index: Values | slice, count: int) -> NDArray[np.int64]:

@@ -47,6 +47,14 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept for next time: DISSENSUS_CACHE, or the user's cache folder."""
+    own = os.environ.get("DISSENSUS_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dissensus"
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, with one clear line where that cannot be."""
     try:

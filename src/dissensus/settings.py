@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dissensus import methods, optim
+from dissensus import methods, optim, tails
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, UnknownNameError
-from dissensus.features import FeatureSet
+from dissensus.features import FeatureSet, check_backbone
 
 Extent = Literal["active", "all"]
 Schedule = Literal["cosine", "constant"]
@@ -107,9 +107,10 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
     present = train.class_counts.nonzero().squeeze(1)
     if len(present) < 2:
         raise DataError(f"training needs at least two classes; all {len(train)} samples are of class {int(present[0])}")
-    width, classes = ensemble.expects()
-    if width is not None and train.shape != (width,):
+    if not tails.fits(ensemble.about, train.shape):
+        width = (ensemble.about or {})["features"]
         raise DataError(f"the tail takes features of width {width}; the training set has {_shape(train)}")
+    classes = ensemble.classes
     if classes is not None and int(present.max()) >= classes:
         raise DataError(
             f"the tail has {classes} classes, 0..{classes - 1}; the training set has label {int(present.max())}"
@@ -127,6 +128,8 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
         )
     if disagreement is not None and not recipe.takes_set:
         raise DataError(f"{settings.method} takes no disagreement set; leave it out, or use a2d or divdis")
+    if disagreement is not None:
+        check_backbone(train.provenance.get("backbone"), disagreement, "the disagreement set")
     if disagreement is not None and disagreement.shape != train.shape:
         raise DataError(
             f"the disagreement set must have the training set's features, {_shape(train)}; got {_shape(disagreement)}: "

@@ -138,7 +138,7 @@ def read_index(folder: Path) -> Index:
         raise DataError(f"features are a folder; {folder} is none: check the path")
     if not path.is_file():
         begun = any(map(ours, os.listdir(folder)))
-        remedy = "its writing never finished: delete it and write it again" if begun else "check the path"
+        remedy = "its writing never finished: give the same command again, or delete it" if begun else "check the path"
         raise DataError(f"a folder of features holds {INDEX}; {folder} does not: {remedy}")
     try:
         raw = json.loads(path.read_bytes())
@@ -228,4 +228,4 @@ def index_bytes(index: Index) -> bytes:
 
 def ours(name: str) -> bool:
     """Whether a file of this name is part of a set, finished or not."""
-    return name.startswith(("shard-", INDEX))
+    return name.startswith(("shard-", "plan.", "bad.tsv", INDEX))

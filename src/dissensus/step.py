@@ -18,6 +18,7 @@ from dissensus.layout import full_precision
 from dissensus.objectives.disagreement import divdis_value_and_grad
 from dissensus.objectives.fused import cross_entropy_a2d
 from dissensus.objectives.hardness import ensemble_cross_entropy, weigh
+from dissensus.seeds import mix
 from dissensus.settings import Settings
 
 STATISTICS = ("loss", "cross_entropy", "disagreement", "hardness", "accuracy")
@@ -180,14 +181,3 @@ class Stepper:
         total = self.fabric.all_reduce(value, reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
-
-
-def mix(*numbers: int) -> int:
-    """One seed from several numbers, far apart for neighbours (splitmix64 over the sequence)."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state & 0x7FFFFFFFFFFFFFFF

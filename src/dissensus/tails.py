@@ -7,7 +7,7 @@ autograd: no graph, and memory that is used again in every step instead of being
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -84,18 +84,21 @@ class MLP(nn.Module):
     """The paper's last two layers: x + gamma * mlp(norm(x)), norm, linear. (B, D) -> (B, C).
 
     With D=768, hidden=4D and C=1000 these are the 5,495,272 parameters that it trains of DeiT3-B. Gamma starts
-    at 1e-4, so members begin as norm + linear.
+    at 1e-4, so members begin as norm + linear; gamma=None leaves it out, as ViTs without layer scale do. Tokens
+    (B, T, D) are averaged before the second norm.
     """
 
-    def __init__(self, features: int, classes: int, hidden: int | None = None, gamma: float = 1e-4) -> None:
+    def __init__(
+        self, features: int, classes: int, hidden: int | None = None, gamma: float | None = 1e-4, eps: float = 1e-6
+    ) -> None:
         super().__init__()
         self.initial_gamma = gamma
         hidden = hidden or 4 * features
-        self.norm1 = nn.LayerNorm(features, eps=1e-6)
+        self.norm1 = nn.LayerNorm(features, eps=eps)
         self.fc1 = nn.Linear(features, hidden)
         self.fc2 = nn.Linear(hidden, features)
-        self.gamma = nn.Parameter(torch.empty(features))
-        self.norm2 = nn.LayerNorm(features, eps=1e-6)
+        self.gamma = None if gamma is None else nn.Parameter(torch.empty(features))
+        self.norm2 = nn.LayerNorm(features, eps=eps)
         self.head = nn.Linear(features, classes)
         self.reset_parameters()
 
@@ -105,12 +108,14 @@ class MLP(nn.Module):
             _init_linear(layer)
         self.norm1.reset_parameters()
         self.norm2.reset_parameters()
-        nn.init.constant_(self.gamma, self.initial_gamma)
+        if self.gamma is not None and self.initial_gamma is not None:
+            nn.init.constant_(self.gamma, self.initial_gamma)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D) -> (B, C)."""
-        x = x + self.gamma * self.fc2(F.gelu(self.fc1(self.norm1(x))))
-        logits: Tensor = self.head(self.norm2(x))
+        """(B, D), or (B, T, D) of tokens, -> (B, C)."""
+        branch = self.fc2(F.gelu(self.fc1(self.norm1(x))))
+        x = x + (branch if self.gamma is None else self.gamma * branch)
+        logits: Tensor = self.head(self.norm2(x if x.ndim == 2 else x.mean(1)))
         return logits
 
     def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
@@ -121,7 +126,7 @@ class MLP(nn.Module):
         before = _product("before", h, params["fc1.weight"], params["fc1.bias"], scratch)
         after = F.gelu(before)
         branch = _product("branch", after, params["fc2.weight"], params["fc2.bias"], scratch)
-        residual = torch.addcmul(x, p["gamma"], branch)
+        residual = x + branch if self.gamma is None else torch.addcmul(x, p["gamma"], branch)
         final, mean, rstd = torch.native_layer_norm(residual, width, None, None, self.norm2.eps)
         head = torch.addcmul(p["norm2.bias"], final, p["norm2.weight"])
         logits = _product("logits", head, params["head.weight"], params["head.bias"], scratch)
@@ -143,8 +148,10 @@ class MLP(nn.Module):
         d_residual = torch.ops.aten.native_layer_norm_backward(
             d_head.mul_(p["norm2.weight"]), residual, width, mean, rstd, None, None, [True, False, False]
         )[0]
-        made["gamma"] = (d_residual * branch).sum(1)
-        d_branch = d_residual.mul_(p["gamma"])
+        d_branch = d_residual
+        if self.gamma is not None:
+            made["gamma"] = (d_residual * branch).sum(1)
+            d_branch = d_residual.mul_(p["gamma"])
         made |= {"fc2.weight": _weight_grad("fc2.weight", d_branch, after, scratch), "fc2.bias": d_branch.sum(1)}
         d_after = torch.bmm(d_branch, params["fc2.weight"], out=scratch("after", tuple(after.shape), after))
         d_before = torch.ops.aten.gelu_backward(d_after, before)
@@ -155,6 +162,44 @@ class MLP(nn.Module):
         made |= {"fc1.weight": plain.mul_(p["norm1.weight"]).baddbmm_(d_bias[..., None], p["norm1.bias"])}
         made |= {"fc1.bias": d_bias}
         return {name: made[name] for name in params}
+
+
+class Conv(nn.Module):
+    """The last 1x1 stage of a convolutional net: a hidden layer at every place, their mean, linear.
+
+    Maps (B, D, H, W), or vectors (B, D) of nets that pool first, -> (B, C).
+    """
+
+    def __init__(self, features: int, classes: int, hidden: int | None = None, activation: str = "relu6") -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise UnknownNameError("activation", activation, ACTIVATIONS)
+        self.activation = activation
+        self.conv = nn.Linear(features, hidden or 4 * features)
+        self.head = nn.Linear(self.conv.out_features, classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the hidden layer for a steady variance through rectifiers, the head as ViT heads; biases zero."""
+        nn.init.kaiming_normal_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+        _init_linear(self.head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, H, W) or (B, D) -> (B, C)."""
+        places = x[:, None] if x.ndim == 2 else x.flatten(2).transpose(1, 2)  # (B, H*W, D)
+        hidden = ACTIVATIONS[self.activation](self.conv(places)).mean(1)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "gelu": F.gelu,
+}
 
 
 def _init_linear(layer: nn.Linear) -> None:
@@ -175,7 +220,9 @@ def _weight_grad(name: str, grad: Tensor, x: Tensor, scratch: Scratch) -> Tensor
     return torch.bmm(grad.transpose(1, 2), x, out=out)
 
 
-TAILS: dict[str, Callable[..., nn.Module]] = {"linear": Linear, "mlp": MLP}
+TAILS: dict[str, Callable[..., nn.Module]] = {"linear": Linear, "mlp": MLP, "conv": Conv}
+# How many axes the features of each have: vectors; vectors or tokens; vectors or maps.
+AXES = {"linear": (1,), "mlp": (1, 2), "conv": (1, 3)}
 
 
 def in_closed_form(tail: nn.Module) -> TypeGuard[StackedTail]:
@@ -201,15 +248,16 @@ def describe(tail: nn.Module) -> dict[str, Any] | None:
     if type(tail) is Linear:
         return {"name": "linear", "features": tail.in_features, "classes": tail.out_features}
     if type(tail) is MLP:
-        fc1, head = tail.fc1, tail.head
-        return {
-            "name": "mlp",
-            "features": fc1.in_features,
-            "classes": head.out_features,
-            "hidden": fc1.out_features,
-            "gamma": tail.initial_gamma,
-        }
+        about = _about("mlp", tail.fc1, tail.head) | {"gamma": tail.initial_gamma}
+        return about if tail.norm1.eps == 1e-6 else about | {"eps": tail.norm1.eps}
+    if type(tail) is Conv:
+        return _about("conv", tail.conv, tail.head) | {"activation": tail.activation}
     return None
+
+
+def _about(name: str, hidden: nn.Linear, head: nn.Linear) -> dict[str, Any]:
+    sizes = {"features": hidden.in_features, "classes": head.out_features, "hidden": hidden.out_features}
+    return {"name": name, **sizes}
 
 
 def build(description: Mapping[str, Any]) -> nn.Module:
@@ -219,3 +267,11 @@ def build(description: Mapping[str, Any]) -> nn.Module:
     if name not in TAILS:
         raise UnknownNameError("tail", name, TAILS)
     return TAILS[name](**arguments)
+
+
+def fits(description: Mapping[str, Any] | None, shape: Sequence[int]) -> bool:
+    """Whether rows of features of that shape go into the tail so described; True for one that is not built in."""
+    if description is None:
+        return True
+    width = shape[-1] if description["name"] == "mlp" else shape[0]
+    return len(shape) in AXES[description["name"]] and width == description["features"]

@@ -19,14 +19,15 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from dissensus import methods, tails
+from dissensus import methods
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError
 from dissensus.features import FeatureSet
 from dissensus.logbook import Logbook
 from dissensus.runs import Run
+from dissensus.seeds import mix
 from dissensus.settings import Extent, Schedule, Settings, check_data, resolve
-from dissensus.step import Batch, Stepper, mix
+from dissensus.step import Batch, Stepper
 
 
 def fit(
@@ -67,7 +68,7 @@ def fit(
         active: members drawn for a batch; None: 2 for SED and two-stage, all for the others.
         main: who is trained on the labels in a step: the active members, or "all" as the paper writes it.
         hardness: whose mean logits judge a sample: the active members', or "all" members' as the paper writes it.
-        epochs: passes over the training set.
+        epochs: passes over the training set; of features with several augmented passes, one an epoch.
         lr: peak learning rate.
         batch_size: samples a step, over all processes.
         weight_decay: decoupled for AdamW, an L2 term for SGD.
@@ -175,7 +176,8 @@ class _Batches:
         assert train.labels is not None
         self.train, self.labels, self.elsewhere = train, train.labels, elsewhere
         self.settings, self.fabric = settings, fabric
-        self.per_epoch = math.ceil(len(train) / settings.batch_size)
+        self.samples = len(train) // train.passes
+        self.per_epoch = math.ceil(self.samples / settings.batch_size)
         self.own = methods.get(settings.method).order == "own"
         self._epoch, self._order = -1, torch.empty(0)
 
@@ -187,6 +189,7 @@ class _Batches:
         size = self.settings.batch_size
         whole = order[..., number * size : (number + 1) * size].long()
         rows = whole[..., self.fabric.global_rank :: self.fabric.world_size]
+        rows = rows + epoch % self.train.passes * self.samples  # one augmented pass an epoch, in turn
         x, labels = self.train.rows(rows).to(self.fabric.device), self.labels[rows].to(self.fabric.device)
         if self.elsewhere is None:
             return Batch(x, labels, whole.shape[-1])
@@ -201,7 +204,7 @@ class _Batches:
             copies = self.settings.members if self.own else 1
             seeds = [mix(self.settings.seed, 2, epoch, i) for i in range(copies)]
             orders = [
-                torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+                torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
                 for seed in seeds
             ]
             self._epoch, self._order = epoch, torch.stack(orders)
@@ -220,7 +223,7 @@ def _split_by_confidence(
     first.eval()
     with torch.no_grad():
         parts = [first(x.to(fabric.device))[0].softmax(-1).amax(-1).cpu() for x, _ in train.batches(4096)]
-    confidence = torch.cat(parts)
+    confidence = torch.cat(parts).view(train.passes, -1).mean(0)  # a sample is sure or not, in all its passes
     unsure = confidence < settings.confidence
     if not unsure.any():
         raise DataError(
@@ -231,9 +234,11 @@ def _split_by_confidence(
     if len(sure) == 0 or int((train.subset(sure).class_counts > 0).sum()) < 2:
         raise DataError(
             f"two-stage needs two classes among the samples it is sure of; confidence={settings.confidence:g} leaves "
-            f"{len(sure)} of {len(train)} samples: lower confidence"
+            f"{len(sure)} of {len(confidence)} samples: lower confidence"
         )
-    return train.subset(sure), train.subset(unsure.nonzero().squeeze(1))
+    offsets = torch.arange(train.passes)[:, None] * len(confidence)
+    everywhere = [(offsets + rows).flatten() for rows in (sure, unsure.nonzero().squeeze(1))]
+    return train.subset(everywhere[0], passes=train.passes), train.subset(everywhere[1])
 
 
 def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None) -> dict[str, Any]:
@@ -242,11 +247,12 @@ def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet 
     for value in ensemble.state_dict().values():
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return {
-        "tail": tails.describe(ensemble.tail),
+        "tail": ensemble.about,
         "start": digest.hexdigest()[:16],
         "train": train.fingerprint,
         "disagreement": disagreement.fingerprint if disagreement else None,
         "classes": list(train.classes),
+        "backbone": train.provenance.get("backbone"),
     }
 
 

@@ -13,14 +13,17 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
-from dissensus.cli import bench, demo, evaluate, lists, parser, train
+from dissensus.cli import bench, demo, evaluate, extract, lists, parser, run, suite, train
 from dissensus.cli.parser import Verb
 from dissensus.errors import DissensusError
 
 VERBS = {
     "demo": Verb(demo.demo, demo.EXAMPLE, demo.PLAIN),
+    "run": Verb(run.run, run.EXAMPLE, run.PLAIN),
+    "extract": Verb(extract.extract, extract.EXAMPLE, extract.PLAIN),
     "train": Verb(train.train, train.EXAMPLE, train.PLAIN),
     "evaluate": Verb(evaluate.evaluate, evaluate.EXAMPLE, evaluate.PLAIN),
+    "suite": Verb(suite.suite, suite.EXAMPLE, suite.PLAIN),
     "list": Verb(lists.list_, lists.EXAMPLE, lists.PLAIN),
     "bench": Verb(bench.bench, bench.EXAMPLE, bench.PLAIN),
 }
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DissensusError as error:
         parser.fail(str(error))
     except KeyboardInterrupt:
-        hint = "; the same command goes on from here" if verb in ("train", "demo") else ""
+        hint = "; the same command goes on from here" if verb in ("demo", "extract", "run", "train") else ""
         print(f"\ndissensus: stopped{hint}", file=sys.stderr)
         return 130
     except (MemoryError, RuntimeError) as error:

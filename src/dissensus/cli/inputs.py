@@ -81,6 +81,17 @@ def find_judges(
     return Judges(found, {}, kept)
 
 
+def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
+    """COLUMN=VALUE entries by column."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, separator, value = entry.partition("=")
+        if not (name and separator):
+            raise DissensusError(f"{flag} takes COLUMN=VALUE; got {entry!r}: write {flag} {name or 'COLUMN'}=VALUE")
+        found[name] = value
+    return found
+
+
 def launch(accelerator: str, devices: int, num_nodes: int, precision: str) -> Fabric:
     """Lightning Fabric on the devices asked for, launched."""
     if devices < 1 or num_nodes < 1:

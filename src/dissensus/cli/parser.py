@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
 
 from dissensus import __version__
+from dissensus.errors import DissensusError
 
 Arguments = Mapping[str, Mapping[str, Any]]  # name -> how to parse it
 
@@ -94,3 +95,14 @@ def fail(message: str) -> NoReturn:
 def say(message: str) -> None:
     """Print one line beside the results, which have stdout to themselves."""
     print(message, file=sys.stderr)
+
+
+def share(flag: str, text: str) -> float:
+    """A share such as 1% or 0.01 as a number within 0..1."""
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise DissensusError(f"{flag} must be a share such as 1% or 0.01; got {text}")
+    return value

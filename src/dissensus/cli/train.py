@@ -6,7 +6,7 @@ import shlex
 from typing import Literal
 
 from dissensus.cli.parser import Arguments, say
-from dissensus.errors import DataError, DissensusError
+from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus train digits --method sed-a2d --diversity 0.5 --epochs 30 --out runs/mine"
 PLAIN: Arguments = {
@@ -19,7 +19,8 @@ def train(
     out: str,
     method: str = "sed-a2d",
     members: int | None = None,
-    tail: str = "linear",
+    tail: str | None = None,
+    init: Literal["random", "pretrained"] = "random",
     diversity: float | None = None,
     active: int | None = None,
     main: Literal["active", "all"] = "active",
@@ -52,7 +53,9 @@ def train(
         out: the run folder to write; one run each.
         method: a row of the paper's tables: dissensus list methods.
         members: how many members; by default 5 (single: 1).
-        tail: the layers that every member owns: linear, or mlp as in the paper.
+        tail: the layers that every member owns: linear, mlp as in the paper, conv, or backbone for those that were cut
+            off; by default these where they are more than the classifier, else linear.
+        init: how members start: random, as in the paper, or with the backbone's weights where they fit.
         diversity: weight of the disagreement term, the paper's lambda; by default 0.5 where there is one.
         active: members drawn for a batch; by default 2 for SED and two-stage, all for the others.
         main: who learns the labels in a step: the active members, or all as the paper writes it.
@@ -78,9 +81,9 @@ def train(
         num_nodes: machines.
         precision: 32-true or bf16-mixed.
     """
-    from dissensus import methods, tails
+    from dissensus import methods
     from dissensus.cli import inputs
-    from dissensus.ensemble import Ensemble
+    from dissensus.job import new_ensemble
     from dissensus.train import fit
 
     recipe = methods.get(method)
@@ -90,10 +93,8 @@ def train(
     where = None if disagreement is None else inputs.find_features(disagreement)[0]
     if where is None and suite is not None and recipe.takes_set:
         where = suite.disagreement
-    if len(given.shape) != 1:
-        raise DataError(f"the built-in tails take flat features (N, D); got rows of shape {given.shape}: pool them")
     count = members if members is not None else recipe.members or 5
-    ensemble = Ensemble(tails.create(tail, given.width, max(2, len(given.classes))), members=count, seed=seed)
+    ensemble = new_ensemble(given, count, tail=tail, init=init, seed=seed)
     fabric = inputs.launch(accelerator, devices, num_nodes, precision)
     fit(
         ensemble, given, method, diversity=diversity, active=active, main=main, hardness=hardness, epochs=epochs, lr=lr,

@@ -1,10 +1,11 @@
 """SUITES: named data sets with roles, made on demand.
 
     suite = suites.load("digits", seed=0)
+    suite = suites.load("pacs", root="data", features="features")      # images, extracted where they are not yet
     fit(ensemble, suite.train)
     evaluate(ensemble, suite.sets, held_out=suite.held_out)
 
-Your own joins them with the decorator, and every command then takes it by name:
+Your own is a YAML file (see `recipe`), or joins these with the decorator; every command then takes it by name:
 
     @suites.register
     def leaves(seed: int = 0) -> Suite:
@@ -14,14 +15,22 @@ Your own joins them with the decorator, and every command then takes it by name:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar, overload
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dissensus.errors import DissensusError, UnknownNameError
 from dissensus.evaluate import Suite, SuiteSet
-from dissensus.suites import digits
+from dissensus.suites import digits as scans
+from dissensus.suites import recipe as recipes
 
-__all__ = ["SUITES", "Factory", "Suite", "SuiteSet", "load", "register", "summary"]
+if TYPE_CHECKING:
+    from dissensus.backbones import Backbone
+
+__all__ = ["SUITES", "Factory", "Suite", "SuiteSet", "load", "needs_root", "recipe", "register", "summary"]
 
 Factory = Callable[..., Suite]
 """Makes a suite from options by keyword, `seed: int = 0` among them; the same options, the same suite."""
@@ -59,27 +68,112 @@ def register(
 
 
 def load(name: str, **options: Any) -> Suite:
-    """Make the suite of that name; an unknown one is refused with the nearest known."""
+    """Make the suite of that name, or of that YAML file; an unknown one is refused with the nearest known."""
     factory = _find(name)
-    try:
-        inspect.signature(factory).bind(**options)
-    except TypeError as error:
-        takes = ", ".join(inspect.signature(factory).parameters)
-        raise DissensusError(f"suite {name!r} takes {takes}; got {', '.join(options)}: {error}") from error
+    if needs_root(name) and options.get("root") is None:
+        raise DissensusError(f"suite {name!r} is of images: say where they are, with --root DIR")
+    takes = _takes(factory)
+    if strangers := [option for option in options if option not in takes]:
+        raise DissensusError(f"suite {name!r} takes {', '.join(takes)}; got {', '.join(strangers)}: leave it out")
     return factory(**options)
+
+
+def _takes(factory: Factory) -> list[str]:
+    """The options of a factory; one that passes others on takes those of an extraction too."""
+    parameters = inspect.signature(factory).parameters.values()
+    own = [p.name for p in parameters if p.kind != p.VAR_KEYWORD]
+    if len(own) == len(parameters):
+        return own
+    from dissensus.extract import extract
+    from dissensus.suites.build import from_recipe
+
+    passed = [p.name for f in (from_recipe, extract) for p in inspect.signature(f).parameters.values()]
+    inner = ("recipe", "images", "out", "corruption", "severity", "options")
+    return list(dict.fromkeys([*own, *(p for p in passed if p not in inner)]))
 
 
 def summary(name: str) -> str:
     """What the suite of that name holds, in one line."""
     _find(name)
-    return _SUMMARIES[name]
+    return _SUMMARIES[name] if name in _SUMMARIES else recipes.read(Path(name)).summary
+
+
+def recipe(name: str, root: Path) -> recipes.Recipe:
+    """What a suite of images says it holds; `folders` says so by what is under `root`."""
+    if name == FOLDERS:
+        return recipes.from_folders(root)
+    if _is_file(name):
+        return recipes.read(Path(name))
+    if name not in RECIPES:
+        _find(name)
+        raise DissensusError(f"suite {name!r} comes with the package: there is nothing to look for")
+    return RECIPES[name]
+
+
+def needs_root(name: str) -> bool:
+    """Whether the suite is of images that the user has somewhere."""
+    return name == FOLDERS or name in RECIPES or _is_file(name)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
 
 
 def _find(name: str) -> Factory:
+    if _is_file(name):
+        return partial(_from_recipe, name)
     if name not in SUITES:
         raise UnknownNameError("suite", name, SUITES)
     return SUITES[name]
 
 
-register(digits.digits)
-register(digits.dominoes)
+def _from_recipe(name: str, *, root: str | os.PathLike[str], seed: int = 0, **options: Any) -> Suite:
+    from dissensus.suites.build import from_recipe  # here: what lists suites need not wait for timm
+
+    return from_recipe(recipe(name, Path(root)), root=root, seed=seed, **options)
+
+
+def digits(
+    seed: int = 0,
+    severities: Sequence[int] = (1, 5),
+    *,
+    backbone: str | Backbone = "lite0",
+    weights: str | os.PathLike[str] | None = None,
+    size: int = 64,
+    crop: float = 1.0,
+    layers: int = 1,
+    features: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Suite:
+    """Eight handwritten digits; other digits and patches of photographs are out of distribution.
+
+    Scans of 8x8 pixels, enlarged and put through the backbone; `backbone="pixels"` leaves them as they are. What is
+    in it: see `digits.digits`. Features are kept in the user's cache, or in `features`.
+    """
+    pixels = scans.digits(seed, severities)
+    if backbone == "pixels":
+        return pixels
+    from dissensus import backbones
+    from dissensus.suites.build import from_pixels
+
+    if isinstance(backbone, str):
+        backbone = backbones.create(backbone, weights, layers, size=size, crop=crop)
+    return from_pixels(pixels, 8, backbone, features, seed=seed, **options)
+
+
+FOLDERS = "folders"
+RECIPES = {
+    made.name: made
+    for made in (
+        recipes.read(Path(str(file)))
+        for file in sorted((resources.files(__name__) / "recipes").iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".yaml")
+    )
+}
+register(digits)
+register(scans.dominoes)
+for _name, _recipe in RECIPES.items():
+    register(name=_name, summary=_recipe.summary)(partial(_from_recipe, _name))
+register(name=FOLDERS, summary="Your own images: train/, id/, held-out/, shift/NAME/, ood/NAME/ under --root.")(
+    partial(_from_recipe, FOLDERS)
+)

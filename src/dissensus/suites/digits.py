@@ -1,6 +1,6 @@
 """Two suites on real scans that come with scikit-learn: 1797 handwritten digits of 8x8 pixels, no download.
 
-Features are the pixels themselves, within [0, 1]. What a suite trains on, is judged on and disagrees on comes
+Here features are the pixels themselves, within [0, 1]. What a suite trains on, is judged on and disagrees on comes
 from scans apart; no two scans of the collection are equal.
 """
 

@@ -1,0 +1,43 @@
+"""dissensus suite: what a suite of images needs, and what of it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dissensus.cli.parser import Arguments, say
+from dissensus.errors import DissensusError
+
+EXAMPLE = "dissensus suite check pacs --root data"
+PLAIN: Arguments = {
+    "action": {"choices": ("check",), "help": "check: say what is there, what is missing and how to get it"},
+    "name": {"help": "a suite of images (dissensus list suites), or a YAML file"},
+}
+
+
+def suite(action: str, name: str, root: str = ".") -> None:
+    """Look for the sets of a suite: what is there, what is missing and how to get it.
+
+    Ends with exit code 2 if the training set or the id set is missing, without which nothing can be done.
+
+    Args:
+        action: check.
+        name: a suite of images, or a YAML file.
+        root: the folder that holds the images.
+    """
+    from dissensus import suites
+    from dissensus.suites import places
+
+    recipe = suites.recipe(name, Path(root))
+    found = places.check(recipe, Path(root))
+    rows = [("set", "role", "where", "images", "classes", "")]
+    for f in found:
+        count = f"{f.images:,}" + (f" x {f.sets}" if f.sets > 1 else "") if f.images else "-"
+        rows.append((f.name, f.role, f.place, count, str(f.classes or "-"), f.problem or "there"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    print(f"{recipe.name}: {recipe.summary}\n")
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip())
+    lacking = [f.name for f in found if f.problem and f.role in ("train", "id")]
+    if lacking:
+        raise DissensusError(f"suite {recipe.name} cannot be run without {' and '.join(lacking)}; see the list for how")
+    say(f"run it with: dissensus run --suite {name} --root {root} --out runs/{recipe.name}")

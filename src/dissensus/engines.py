@@ -1,0 +1,121 @@
+"""Engines: how a trunk is run over batches of bytes. All give the same features, up to rounding.
+
+run = engines.create("onnx", backbone, device)
+features = run(pixels)        # (B, H, W, 3) bytes -> (B, ...) float32
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.backbones import Backbone
+from dissensus.errors import DissensusError, UnknownNameError
+from dissensus.files import cache_folder, make_folder, replacing
+
+Engine = Callable[[Tensor], Tensor]
+PARTS = ("onnx", "onnxscript", "onnxruntime")
+
+
+def create(name: str, backbone: Backbone, device: torch.device | str = "cpu") -> Engine:
+    """The engine of that name for this trunk: pixels (B, H, W, 3) uint8 -> features (B, ...) float32, on the CPU."""
+    if name not in ENGINES:
+        raise UnknownNameError("engine", name, ENGINES)
+    return ENGINES[name](backbone, torch.device(device))
+
+
+def eager(backbone: Backbone, device: torch.device) -> Engine:
+    """PyTorch as it is, on any device; channels last in memory."""
+    trunk = backbone.trunk.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @torch.inference_mode()
+    def run(pixels: Tensor) -> Tensor:
+        x = backbone.transform.normalise(pixels.to(device, non_blocking=True))
+        features: Tensor = trunk(x)
+        return features.float().cpu().contiguous()
+
+    return run
+
+
+def onnx(backbone: Backbone, device: torch.device) -> Engine:
+    """ONNX Runtime, several times faster on CPUs; checked against PyTorch (needs dissensus[onnx]).
+
+    The export takes some seconds and is kept in the user's cache.
+    """
+    if missing := [part for part in PARTS if importlib.util.find_spec(part) is None]:
+        raise DissensusError(f"engine onnx needs {', '.join(missing)}: pip install 'dissensus[onnx]'")
+    if device.type != "cpu":
+        raise DissensusError(f"engine onnx runs on CPUs; got {device}: use --engine eager there")
+    import onnxruntime
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, backbone.transform.size, backbone.transform.size, 3)
+    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    path = cache_folder() / "onnx" / f"{backbone.name}-{backbone.fingerprint[:16]}-torch{torch.__version__}.onnx"
+    if not path.is_file():
+        make_folder(path.parent)
+        with replacing(path) as temporary:
+            _export(_FromPixels(backbone), pixels, temporary)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # spinning threads would take the cores from the workers that decode the next images
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"pixels": batch.numpy()})[0])
+
+    expected, got = eager(backbone, device)(pixels), run(pixels)
+    error = float((got - expected).abs().max() / expected.abs().max().clamp(min=1))
+    if not error <= 1e-3:
+        raise DissensusError(f"{path} differs from {backbone.name} by {error:.1g}: delete it, or use --engine eager")
+    return run
+
+
+class _FromPixels(nn.Module):
+    """Normalisation and trunk in one."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.trunk = backbone.trunk
+        self.register_buffer("mean", torch.tensor(backbone.transform.mean) * 255)
+        self.register_buffer("std", torch.tensor(backbone.transform.std) * 255)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, H, W, 3) uint8 -> (B, ...)."""
+        x = (pixels.float() - self.mean) / self.std
+        features: Tensor = self.trunk(x.permute(0, 3, 1, 2))
+        return features
+
+
+def _export(module: nn.Module, pixels: Tensor, path: Path) -> None:
+    """Write the module with any number of images a batch; the exporter's chatter is of no use to a user."""
+    batch: Any = torch.export.Dim("batch", min=1, max=65536)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module.eval(),
+            (pixels,),
+            path,
+            input_names=["pixels"],
+            output_names=["features"],
+            dynamic_shapes=({0: batch},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+ENGINES: dict[str, Callable[[Backbone, torch.device], Engine]] = {"eager": eager, "onnx": onnx}

@@ -1,0 +1,247 @@
+"""extract(): images through a frozen trunk, once ever, into a feature folder.
+
+    images = ImageSet.find("photos")
+    features = extract(images, backbones.create("lite0"), "features")
+
+Images are read and resized in worker processes while the trunk runs. The work is cut into shards by image number,
+so that a killed extraction loses only the shard in flight, and any number of processes gives the same shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from lightning.fabric import Fabric
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from dissensus import corruptions, engines, shards
+from dissensus.backbones import Backbone
+from dissensus.errors import DataError, DissensusError
+from dissensus.extraction import Extraction
+from dissensus.features import FeatureSet
+from dissensus.images import ImageSet
+from dissensus.loading import Job, Reader, Views
+
+__all__ = ["extract"]
+
+
+def extract(
+    images: ImageSet,
+    backbone: Backbone,
+    out: str | os.PathLike[str],
+    *,
+    augment: int = 0,
+    corruption: str | None = None,
+    severity: int = 1,
+    seed: int = 0,
+    batch_size: int = 64,
+    workers: int | None = None,
+    engine: str = "eager",
+    dtype: str = "float16",
+    shard_images: int = 4096,
+    max_bad: float = 0.01,
+    strict: bool = False,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+) -> FeatureSet:
+    """Run every image through the trunk and write the features; what `out` holds of them already is kept.
+
+    Args:
+        images: what to extract.
+        backbone: whose trunk to run.
+        out: a new or empty folder, or one in which the same extraction was begun or finished.
+        augment: passes over the images with random crops and flips, one for each epoch of training; 0: one pass of
+            centre crops.
+        corruption: one of ImageNet-C's; None: images as they are.
+        severity: of the corruption, 1 to 5.
+        seed: decides crops, flips and corruptions.
+        batch_size: images at once through the trunk.
+        workers: processes that read images; None: one a core, at most 8; 0: none but this one.
+        engine: eager, or onnx, which is faster on CPUs.
+        dtype: float16 or float32 on disk.
+        shard_images: images a shard; what a kill can cost at most.
+        max_bad: share of images that may be unreadable; they are left out and listed in bad.tsv.
+        strict: fail at the first unreadable image.
+        progress: show a progress bar when stderr is a terminal.
+        fabric: Lightning Fabric, launched, for other devices or several processes, which share the shards.
+    """
+    _check(augment, corruption, severity, seed, batch_size, workers, dtype, shard_images, max_bad)
+    fabric = fabric or Fabric(devices=1)
+    folder, passes = Path(out), max(1, augment)
+    jobs = [
+        Job(number, turn, range(start, min(start + shard_images, len(images))))
+        for number, (turn, start) in enumerate(
+            (turn, start) for turn in range(passes) for start in range(0, len(images), shard_images)
+        )
+    ]
+    plan = {
+        "backbone": backbone.describe(),
+        "images": images.fingerprint,
+        "augment": augment,
+        "corruption": None if corruption is None else [corruption.replace("-", "_"), severity],
+        # where nothing is random another seed changes nothing
+        "seed": seed if augment or corruption else None,
+        "engine": engine,
+        "precision": str(fabric._precision.precision),
+        "dtype": dtype,
+        "shard_images": shard_images,
+    }
+    work = Extraction(folder, plan, len(jobs))
+    with _claimed(work, fabric):
+        if not work.finished:
+            run = engines.create(engine, backbone, fabric.device)
+            views = Views(images, backbone.transform, augment > 0, corruption, severity, seed)
+            limit = 0 if strict else int(max_bad * len(images) * passes)
+            with _failing_together(work, fabric):
+                _fill(work, jobs, Reader(views, batch_size, workers), run, dtype, limit, progress, fabric)
+            if fabric.is_global_zero:
+                columns = ["labels"] * (images.labels is not None) + ["groups"] * (images.groups is not None)
+                work.finish(
+                    {
+                        "columns": (*columns, "features"),
+                        "shape": backbone.shape,
+                        "dtype": dtype,
+                        "classes": images.classes,
+                        "group_names": images.group_names,
+                        "provenance": {**work.plan, "passes": passes},
+                    }
+                )
+        elif fabric.is_global_zero:
+            work.tidy()
+        fabric.barrier()
+    return FeatureSet.open(folder)
+
+
+def _fill(
+    work: Extraction,
+    jobs: Sequence[Job],
+    reader: Reader,
+    run: engines.Engine,
+    dtype: str,
+    limit: int,
+    progress: bool,
+    fabric: Fabric,
+) -> None:
+    """Make the shards that are missing, as far as other processes leave them to this one."""
+    images, found = reader.views.images, [work.receipt(job.number) for job in jobs]
+    bad = [entry for receipt in found if receipt is not None for entry in receipt.bad]
+    _refuse_bad(work, bad, limit, sum(len(job.images) for job in jobs))
+    todo = [job for job, receipt in zip(jobs, found, strict=True) if receipt is None]
+    total = sum(len(job.images) for job in jobs)
+    bar = tqdm(
+        total=total,
+        initial=total - sum(len(job.images) for job in todo),
+        desc=f"extract {work.folder.name}",
+        unit="image",
+        smoothing=0.05,
+        leave=False,
+        dynamic_ncols=True,
+        disable=None if progress and fabric.is_global_zero else True,
+    )
+    rows: list[int] = []
+    parts: list[NDArray[Any]] = []
+    here: list[tuple[str, str]] = []
+    with bar:
+        for batch in reader(job for job in todo if work.take(job.number)):
+            if len(batch.rows):
+                with fabric.autocast():
+                    features = run(torch.from_numpy(batch.pixels))
+                first = batch.rows[0]
+                parts.append(shards.check_features(features, dtype=dtype, first=first).astype(dtype))
+            rows += batch.rows
+            here += batch.bad
+            _refuse_bad(work, [*bad, *here], limit, total)
+            if batch.last:
+                codes = {"labels": images.labels, "groups": images.groups}
+                tensors = {kind: values[rows] for kind, values in codes.items() if values is not None}
+                none = np.empty((0, 1), dtype)
+                work.write(batch.shard, {**tensors, "features": np.concatenate(parts) if parts else none}, here)
+                bad += here
+                rows, parts, here = [], [], []
+            bar.update(batch.size * fabric.world_size)  # the others get on as fast, more or less
+            if bad or here:
+                bar.set_postfix_str(f"{len(bad) + len(here)} bad", refresh=False)
+
+
+def _refuse_bad(work: Extraction, bad: Sequence[tuple[str, str]], limit: int, total: int) -> None:
+    if len(bad) <= limit:
+        return
+    name, reason = bad[-1] if limit == 0 else bad[0]
+    work.stop()
+    if limit == 0:
+        raise DataError(
+            f"every image must be readable; {name} is not ({reason}): mend it, or allow some with --max-bad"
+        )
+    where = work.list_bad(bad)
+    raise DataError(
+        f"at most {limit} of {total} images may be unreadable; {len(bad)} are so far, such as {name} ({reason}): see "
+        f"{where}, mend them or raise --max-bad"
+    )
+
+
+@contextlib.contextmanager
+def _claimed(work: Extraction, fabric: Fabric) -> Iterator[None]:
+    """The first process takes the folder for all; where it cannot, all of them stop."""
+    with contextlib.ExitStack() as stack:
+        problem = None
+        if fabric.is_global_zero:
+            try:
+                stack.enter_context(work.claimed())
+            except DissensusError as error:
+                problem = error
+        told = str(fabric.broadcast(str(problem or "")))
+        if told:
+            raise problem or DataError(told)
+        yield
+
+
+@contextlib.contextmanager
+def _failing_together(work: Extraction, fabric: Fabric) -> Iterator[None]:
+    """A user's mistake that one process meets is every process' mistake."""
+    problem: DissensusError | None = None
+    try:
+        yield
+    except DissensusError as error:
+        work.stop()
+        problem = error
+    if fabric.world_size > 1:
+        told: list[str] = [""] * fabric.world_size
+        torch.distributed.all_gather_object(told, str(problem or ""))
+        problem = problem or next((DataError(text) for text in told if text), None)
+    if problem is not None:
+        raise problem
+
+
+def _check(
+    augment: int,
+    corruption: str | None,
+    severity: int,
+    seed: int,
+    batch_size: int,
+    workers: int | None,
+    dtype: str,
+    shard_images: int,
+    max_bad: float,
+) -> None:
+    if corruption is not None:
+        corruptions.check(corruption, severity)
+    rules = {
+        "augment must be at least 0": (augment, augment >= 0),
+        "seed must be within 0..2147483647": (seed, 0 <= seed < 2**31),
+        "batch_size must be at least 1": (batch_size, batch_size >= 1),
+        "workers must be at least 0": (workers, workers is None or workers >= 0),
+        "dtype must be float16 or float32": (dtype, dtype in ("float16", "float32")),
+        "shard_images must be at least 1": (shard_images, shard_images >= 1),
+        "max_bad must be a share within 0..1": (max_bad, 0 <= max_bad <= 1),
+    }
+    for rule, (value, holds) in rules.items():
+        if not holds:
+            raise DissensusError(f"{rule}; got {value}")

@@ -1,0 +1,116 @@
+"""From the bytes of one file to 8-bit RGB.
+
+Whatever is wrong with one image is a BadImage, which its user counts and lists; the others are still read.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2")
+# those of the suffixes; Pillow knows more, one of which, EPS, would start another program
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000")
+
+
+class BadImage(Exception):  # noqa: N818 - not a failure of the program but a property of one file
+    """One image that cannot be used; its text is the reason in a few plain words."""
+
+
+def decode(data: bytes) -> Image.Image:
+    """The first image in the bytes of a file, as `to_rgb` gives it.
+
+    A file that is empty, foreign, truncated or larger than `PIL.Image.MAX_IMAGE_PIXELS` is a BadImage.
+    """
+    if not data:
+        raise BadImage("empty file")
+    with foreign():
+        try:
+            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except Image.DecompressionBombError as error:  # beyond twice the limit; up to there Pillow only warns
+            raise BadImage(_too_large(_dimensions(data))) from error
+        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+            raise BadImage(_too_large(f"{image.width} x {image.height}"))
+        return _convert(image)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any 8- or 16-bit image as 8-bit RGB, upright as its EXIF says, on white where it is transparent.
+
+    16-bit greyscale is scaled, not clipped; floating-point images are a BadImage, for their range is unknown.
+    """
+    with foreign():
+        return _convert(image)
+
+
+@contextmanager
+def foreign() -> Iterator[None]:
+    """Keep Pillow's warnings in, and make of its errors a BadImage."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd metadata; what matters of them is an error here
+        try:
+            yield
+        except BadImage:
+            raise
+        # any: on foreign bytes decoders raise whatever their code runs into (struct.error, IndexError, SyntaxError,
+        # MemoryError of a made-up size, ...), and none of it says anything but that this file is bad
+        except Exception as error:
+            raise BadImage(reason(error)) from error
+
+
+def reason(error: Exception) -> str:
+    """What an error of a decoder says about the file, in a few words."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if any(sign in text.lower() for sign in ("truncated", "eof", "end of file", "not enough image data")):
+        return "truncated"
+    return f"damaged: {text[:100] or type(error).__name__}"
+
+
+def _too_large(size: str) -> str:
+    return f"{size} pixels, more than the limit of {(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million"
+
+
+def _dimensions(data: bytes) -> str:
+    """Width and height of a file that Image.open refuses for its size: its header, read without that check."""
+    for factory, accept in (Image.OPEN[name] for name in FORMATS if name in Image.OPEN):
+        if accept is not None and accept(data[:16]) is True:
+            width, height = factory(io.BytesIO(data), "").size
+            return f"{width} x {height}"
+    return "too many"
+
+
+def _convert(image: Image.Image) -> Image.Image:
+    if 0 in image.size:
+        raise BadImage("no pixels")
+    image.load()
+    with suppress(Exception):  # unreadable EXIF may raise anything, too, but the pixels are sound: taken as they lie
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise BadImage("floating-point pixels")
+    if image.mode.startswith("I"):
+        return _from_integers(image)
+    if image.has_transparency_data:
+        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert("RGB")
+
+
+def _from_integers(image: Image.Image) -> Image.Image:
+    grey = np.asarray(image).astype(np.int64)
+    low, high = grey.min(), grey.max()
+    if low < 0 or high > 65535:
+        raise BadImage(f"integer pixels from {low} to {high}, outside 0 to 65535")
+    # mode I is 32 bits wide whatever the file was; the others are 16-bit by name
+    eight = (grey if image.mode == "I" and high <= 255 else (grey + 128) // 257).astype(np.uint8)
+    if isinstance(clear := image.info.get("transparency"), int):
+        eight[grey == clear] = 255
+    return Image.fromarray(eight).convert("RGB")

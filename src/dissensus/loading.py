@@ -1,0 +1,140 @@
+"""Loading: images read, resized, corrupted or augmented ahead of the trunk, in worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from dissensus import corruptions
+from dissensus.errors import DissensusError
+from dissensus.images import BadImage, ImageSet
+from dissensus.preprocessing import Preprocessing
+from dissensus.seeds import mix
+
+
+class Job(NamedTuple):
+    """Images of one pass, by number, that make a shard."""
+
+    number: int
+    turn: int
+    images: range
+
+
+class Batch(NamedTuple):
+    """What to read: images start to stop of a shard, in a pass."""
+
+    shard: int
+    turn: int
+    start: int
+    stop: int
+    last: bool
+
+
+class Read(NamedTuple):
+    """What was read: pixels (n, H, W, 3) of the images `rows`, and what could not be."""
+
+    shard: int
+    last: bool
+    size: int
+    rows: list[int]
+    pixels: NDArray[np.uint8]
+    bad: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Views(Dataset[Read]):
+    """Images as the trunk takes them; everything random about a view depends on seed, pass and the image's name."""
+
+    images: ImageSet
+    transform: Preprocessing
+    augmented: bool
+    corruption: str | None
+    severity: int
+    seed: int
+
+    def __getitem__(self, batch: Batch) -> Read:
+        rows: list[int] = []
+        bad: list[tuple[str, str]] = []
+        pixels: list[NDArray[np.uint8]] = []
+        for i in range(batch.start, batch.stop):
+            try:
+                pixels.append(self._view(i, batch.turn))
+                rows.append(i)
+            except BadImage as error:
+                bad.append((self.images.names[i], str(error)))
+        stacked = np.stack(pixels) if pixels else np.empty((0, 0, 0, 3), np.uint8)
+        return Read(batch.shard, batch.last, batch.stop - batch.start, rows, stacked, bad)
+
+    def _view(self, i: int, turn: int) -> NDArray[np.uint8]:
+        image = self.images.image(i)
+        seed = mix(self.seed, turn, zlib.crc32(self.images.names[i].encode(errors="surrogateescape")))
+        if self.corruption is not None:
+            # Large images are corrupted at the trunk's resolution, as ImageNet-C is; small ones at their own.
+            if min(image.size) > self.transform.size and not self.augmented:
+                image = Image.fromarray(self.transform.centre(image))
+                return np.asarray(corruptions.corrupt(image, self.corruption, self.severity, seed % 2**32))
+            image = corruptions.corrupt(image, self.corruption, self.severity, seed % 2**32)
+        return self.transform.augmented(image, seed) if self.augmented else self.transform.centre(image)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads batches ahead in worker processes."""
+
+    views: Views
+    batch_size: int
+    workers: int | None
+
+    def __call__(self, jobs: Iterable[Job]) -> Iterator[Read]:
+        """The batches of these shards in order; a shard is asked for when its turn to be read comes."""
+        count = min(8, len(os.sched_getaffinity(0))) if self.workers is None else self.workers
+        loader = DataLoader(
+            self.views,
+            batch_size=None,
+            sampler=_Lazy(jobs, self.batch_size),
+            num_workers=count,
+            prefetch_factor=2 if count else None,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            worker_init_fn=_leave_interrupts_to_the_parent,
+        )
+        try:
+            yield from loader
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DissensusError(
+                "a process that reads images was killed, probably for want of memory: use fewer --workers or a smaller "
+                "--batch-size; what is finished is kept"
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """The batches of shards, which are themselves asked for one by one."""
+
+    jobs: Iterable[Job]
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        for job in self.jobs:
+            for start in range(job.images.start, job.images.stop, self.batch_size):
+                stop = min(start + self.batch_size, job.images.stop)
+                yield Batch(job.number, job.turn, start, stop, stop == job.images.stop)
+
+
+def _as_it_is(batch: Read) -> Read:
+    """Arrays go through a pipe: shared memory is short in containers, and the copy costs next to nothing."""
+    return batch
+
+
+def _leave_interrupts_to_the_parent(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

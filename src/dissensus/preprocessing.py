@@ -1,0 +1,72 @@
+"""Preprocessing: what is done to an image before the trunk sees it, in two halves.
+
+The first half works on one image, in worker processes, and gives bytes; the second turns a batch of bytes into
+normalised floats where the trunk runs. Bytes are a quarter of the data to hand over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
+from torchvision.transforms.transforms import RandomResizedCrop
+
+from dissensus.errors import DissensusError
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize so that the crop is a share `crop` of the shorter side, cut out the centre, normalise."""
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str = "bicubic"
+    crop: float = 0.875
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise DissensusError(f"images need at least one pixel a side; got size={self.size}: try 224")
+        if not 0 < self.crop <= 1:
+            raise DissensusError(f"crop must be within (0, 1], a share of the shorter side; got {self.crop:g}")
+
+    def centre(self, image: Image.Image) -> Pixels:
+        """An RGB image -> its centre, (size, size, 3) bytes."""
+        # rounded down, as timm does: the weights were tested so
+        resized = TF.resize(image, int(self.size / self.crop), self._mode)
+        return np.asarray(TF.center_crop(resized, self.size))
+
+    def augmented(self, image: Image.Image, seed: int) -> Pixels:
+        """An RGB image -> a random part of it, perhaps flipped, (size, size, 3) bytes; depends on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            box = RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3])
+            flip = bool(torch.rand(()) < 0.5)
+        part = TF.resized_crop(image, *box, [self.size, self.size], self._mode)
+        return np.asarray(TF.hflip(part) if flip else part)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(B, H, W, 3) bytes -> (B, 3, H, W) floats, channels last in memory, where convolutions are fastest."""
+        mean, std = (torch.tensor(values, device=pixels.device) * 255 for values in (self.mean, self.std))
+        return pixels.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """An RGB image -> (3, size, size) floats, as the trunk takes them."""
+        return self.normalise(torch.from_numpy(self.centre(image).copy())[None])[0]
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @property
+    def _mode(self) -> InterpolationMode:
+        return InterpolationMode(self.interpolation)

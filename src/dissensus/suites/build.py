@@ -1,0 +1,96 @@
+"""Suites out of recipes, and out of pixels: both through a frozen backbone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dissensus import backbones
+from dissensus.backbones import Backbone
+from dissensus.evaluate import Suite
+from dissensus.features import FeatureSet
+from dissensus.images import ImageSet
+from dissensus.suites import places
+from dissensus.suites.gather import Source, gather
+from dissensus.suites.recipe import Recipe
+
+PathLike = str | os.PathLike[str]
+
+
+def _to_stderr(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def from_recipe(
+    recipe: Recipe,
+    *,
+    root: PathLike,
+    seed: int = 0,
+    features: PathLike | None = None,
+    backbone: str | Backbone | None = None,
+    weights: PathLike | None = None,
+    size: int | None = None,
+    crop: float | None = None,
+    layers: int | None = None,
+    tell: Callable[[str], None] = _to_stderr,
+    **options: Any,
+) -> Suite:
+    """The recipe's sets under `root`, their features extracted; see `extract` for further options.
+
+    Args:
+        recipe: what there should be.
+        root: where it is.
+        seed: decides splits, corruptions and augmentations.
+        features: folder for the features; None: the user's cache.
+        backbone: a name or a backbone; None: the recipe's.
+        weights: a local file; None: the pretrained ones.
+        size: pixels a side; None: the recipe's, or else the backbone's own.
+        crop: share of the shorter side that is seen; None: the same.
+        layers: how much the tail holds, 1 or 2; None: the recipe's.
+        tell: takes a line about each set that is missing and left out.
+        options: for `extract`: augment, engine, workers, batch_size, max_bad, ...
+    """
+    found, missing = places.sources(recipe, Path(root), seed=seed)
+    for gone in missing:
+        tell(f"{recipe.name} goes on without {gone.name} ({gone.role}): {gone.problem}")
+    if not isinstance(backbone, Backbone):
+        # a recipe's size and crop are meant for its own backbone or one like it: any backbone takes them
+        backbone = backbones.create(
+            backbone or recipe.backbone,
+            weights,
+            layers or recipe.layers,
+            size=size or recipe.size,
+            crop=crop or recipe.crop,
+        )
+    where = None if features is None else Path(features)
+    return gather(recipe.name, recipe.summary, found, backbone, where, seed=seed, **options)
+
+
+def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike | None, **options: Any) -> Suite:
+    """A suite whose features are grey pixels within [0, 1], side x side, put through a backbone instead."""
+    named: list[tuple[str, str, FeatureSet | None, str]] = [
+        ("train", "train", suite.train, ""),
+        ("held-out", "held-out", suite.held_out, ""),
+        ("disagreement", "disagreement", suite.disagreement, ""),
+        *((s.name, s.role, s.features, s.family) for s in suite.sets),
+    ]
+    found = [
+        Source(name, role, _as_images(each, side), family=family)
+        for name, role, each, family in named
+        if each is not None
+    ]
+    where = None if features is None else Path(features)
+    return gather(suite.name, suite.summary, found, backbone, where, **options)
+
+
+def _as_images(features: FeatureSet, side: int) -> ImageSet:
+    pixels = features.rows(slice(None)).numpy().reshape(-1, side, side)
+    labels = None if features.labels is None else features.labels.numpy()
+    return ImageSet.from_arrays(
+        np.rint(pixels * 255).astype(np.uint8), labels, classes=None if labels is None else features.classes
+    )
