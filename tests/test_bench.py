@@ -30,6 +30,9 @@ ENTRIES = {
     "loop": ["loop-linear", "loop-mlp"],
     "peers": ["torch-uncertainty-linear", "torch-uncertainty-mlp", "torchensemble-linear"],
     "memory": ["memory"],
+    "extract": ["extract"],
+    "engine": ["engine"],
+    "predict": ["predict"],
 }
 needs_peers = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch_uncertainty", "torchensemble")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dissensus import demo, methods, tables
+from dissensus import demo, job, methods, tables
 from dissensus.cli import main
 
 
@@ -19,7 +19,7 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
     for method in methods.METHODS:
         assert f"\n{method} " in first.out
         assert (tmp_path / "demo" / "digits" / method / "ensemble" / "ensemble.safetensors").is_file()
-    assert "<table>" in (tmp_path / "demo" / "report.html").read_text()
+    assert "<table" in (tmp_path / "demo" / "report.html").read_text()
     assert "worst group" in first.out
 
     def no_step(*args):
@@ -33,4 +33,4 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
 def test_every_member_makes_the_same_number_of_steps_in_the_demo():
     for name, method in methods.METHODS.items():
         share = 1.0 if method.active is None else method.active / demo.MEMBERS
-        assert demo.settings_for(name)["epochs"] * share == demo.PASSES, name
+        assert job.settings_for(name, demo.MEMBERS, {"epochs": 20})["epochs"] * share == 20, name

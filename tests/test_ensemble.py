@@ -20,6 +20,8 @@ def general_tail() -> nn.Module:
 TAILS = {
     "linear": lambda: tails.Linear(6, 3),
     "mlp": lambda: tails.MLP(6, 3),
+    "mlp-without-scale": lambda: tails.MLP(6, 3, hidden=10, gamma=None, eps=1e-3),
+    "conv": lambda: tails.Conv(6, 3, hidden=10, activation="silu"),
     "torch-linear": lambda: nn.Linear(6, 3, bias=False),
     "general": general_tail,
 }
@@ -73,7 +75,7 @@ def test_gradients_equal_autograds(kind, own_batch):
     torch.testing.assert_close(got[-1], flat[-1], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "mlp-without-scale"])
 @pytest.mark.parametrize("own_batch", [False, True])
 def test_closed_form_passes_equal_autograds(kind, own_batch):
     """Twice with the same scratch memory, the second time on other data and a shorter batch."""
@@ -106,6 +108,126 @@ def test_mlp_begins_as_norm_and_linear():
     x = torch.randn(5, 6)
     torch.testing.assert_close(tail(x), tail.head(tail.norm2(x)), rtol=0, atol=1e-3)
     assert torch.equal(tail.gamma, torch.full((6,), 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("tail", "shape"),
+    [
+        (lambda: tails.MLP(6, 3), (7, 6)),
+        (lambda: tails.MLP(6, 3, gamma=None), (7, 6)),
+        (lambda: tails.Conv(6, 3), (6, 2, 3)),
+    ],
+    ids=["tokens", "tokens-without-scale", "maps"],
+)
+@pytest.mark.parametrize("own_batch", [False, True])
+@pytest.mark.parametrize("learning", [False, True])
+def test_tokens_and_maps_stacked_equal_members_one_by_one(tail, shape, own_batch, learning):
+    """Features of more than one axis; also with five rows, as many as members, where axes could be mixed up."""
+    ensemble = Ensemble(tail(), members=5).double()
+    x = torch.randn(*((5,) if own_batch else ()), 5, *shape, dtype=torch.float64)
+    with torch.set_grad_enabled(learning):
+        logits = ensemble.run(ensemble.stacked(), x, own_batch=own_batch)
+        expected = torch.stack([ensemble.member(i)(x[i] if own_batch else x) for i in range(5)])
+    assert logits.shape == (5, 5, 3)
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_mlp_averages_tokens_before_the_last_norm():
+    """Every token has its own residual; where all are the same, so are the logits of one."""
+    tail = tails.MLP(6, 3, gamma=None).double()
+    x = torch.randn(4, 5, 6, dtype=torch.float64)
+    after = x + tail.fc2(nn.functional.gelu(tail.fc1(tail.norm1(x))))
+    expected = tail.head(tail.norm2(sum(after[:, t] for t in range(5)) / 5))
+    torch.testing.assert_close(tail(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tail(x[:, :1].expand(4, 5, 6)), tail(x[:, 0]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", tails.ACTIVATIONS)
+def test_conv_is_a_1x1_convolution_an_average_and_a_linear_layer(activation):
+    functions = {"relu": nn.ReLU, "relu6": nn.ReLU6, "silu": nn.SiLU, "hardswish": nn.Hardswish, "gelu": nn.GELU}
+    tail = tails.Conv(6, 3, hidden=10, activation=activation)
+    plain = nn.Sequential(
+        nn.Conv2d(6, 10, 1), functions[activation](), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 3)
+    )
+    with torch.no_grad():
+        nn.init.normal_(tail.conv.bias)
+        plain[0].weight.copy_(tail.conv.weight[:, :, None, None])
+        plain[0].bias.copy_(tail.conv.bias)
+        plain[4].load_state_dict(tail.head.state_dict())
+    x = 3 * torch.randn(5, 6, 4, 3)
+    torch.testing.assert_close(tail(x), plain(x))
+    torch.testing.assert_close(tail(x[:, :, 0, 0]), plain(x[:, :, :1, :1]))
+
+
+def test_an_unknown_activation_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown activation 'relu7': did you mean 'relu'"):
+        tails.Conv(6, 3, activation="relu7")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        tails.Linear(6, 3),
+        tails.MLP(6, 3),
+        tails.MLP(6, 3, hidden=10, gamma=None),
+        tails.MLP(6, 3, hidden=10, gamma=0.1, eps=1e-5),
+        tails.Conv(6, 3),
+        tails.Conv(6, 3, hidden=10, activation="hardswish"),
+    ],
+)
+def test_built_in_tails_can_be_built_again_from_their_description(tail):
+    about = json.loads(json.dumps(tails.describe(tail)))
+    built = tails.build(about)
+    assert type(built) is type(tail)
+    assert tails.describe(built) == tails.describe(tail)
+    built.load_state_dict(tail.state_dict())
+    x = torch.randn(4, 6)
+    assert torch.equal(built(x), tail(x))
+
+
+def test_a_tail_that_is_not_built_in_has_no_description():
+    class Mine(tails.MLP):
+        pass
+
+    assert tails.describe(Mine(6, 3)) is None
+    assert tails.describe(nn.Linear(6, 3)) is None
+    with pytest.raises(UnknownNameError, match="unknown tail 'mpl': did you mean 'mlp'"):
+        tails.build({"name": "mpl", "features": 6, "classes": 3})
+
+
+@pytest.mark.parametrize(
+    ("tail", "shape", "fitting"),
+    [
+        (tails.Linear(6, 3), (6,), True),
+        (tails.Linear(6, 3), (7,), False),
+        (tails.Linear(6, 3), (6, 2, 2), False),
+        (tails.MLP(6, 3), (9, 6), True),
+        (tails.MLP(6, 3), (6, 9), False),
+        (tails.Conv(6, 3), (6, 2, 2), True),
+        (tails.Conv(6, 3), (6,), True),
+        (tails.Conv(6, 3), (2, 2, 6), False),
+        (nn.Linear(6, 3), (99,), True),  # not built in: nothing is known about it
+    ],
+)
+def test_which_features_fit_a_tail(tail, shape, fitting):
+    assert tails.fits(tails.describe(tail), shape) is fitting
+
+
+def test_members_can_start_from_what_fits_of_another_tail():
+    ensemble, other = Ensemble(tails.MLP(6, 3), members=3, seed=1), tails.MLP(6, 5)
+    before = {name: value.clone() for name, value in ensemble.stacked().items()}
+    with torch.no_grad():
+        for value in other.parameters():
+            value.normal_()
+    taken = ensemble.start_from(other)
+    assert set(taken) == set(before) - {"head.weight", "head.bias"}
+    own, given = ensemble.stacked(), dict(other.named_parameters())
+    for name, value in before.items():
+        assert torch.equal(own[name], given[name].expand_as(own[name]) if name in taken else value)
+    assert ensemble.start_from(tails.Linear(9, 9)) == []
+    with torch.no_grad():
+        given["fc1.weight"].zero_()
+    assert own["fc1.weight"].any(), "a copy"
 
 
 def test_members_start_apart_and_the_same_seed_starts_the_same():
@@ -201,14 +323,17 @@ def test_parameters_that_cannot_be_redrawn_are_refused():
     assert len(Ensemble(Bare, members=2)) == 2
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "mlp-without-scale", "conv"])
 def test_save_and_load_round_trip(kind, tmp_path):
     ensemble = Ensemble(TAILS[kind](), members=3, seed=9)
     ensemble.save(tmp_path / "e")
     loaded = Ensemble.load(tmp_path / "e")
     assert loaded.seed == 9
+    assert loaded.about == ensemble.about
     for name, value in ensemble.state_dict().items():
         assert torch.equal(value, loaded.state_dict()[name])
+    x = torch.randn(4, 6)
+    assert torch.equal(loaded(x), ensemble(x))
     assert sorted(path.name for path in (tmp_path / "e").iterdir()) == ["ensemble.json", "ensemble.safetensors"]
 
 

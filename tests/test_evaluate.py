@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from conftest import blobs, linear
-from dissensus import evaluate as module
-from dissensus import report, scores, tables
+from dissensus import judging, report, scores, tables
 from dissensus.errors import DataError, DissensusError, RunError, UnknownNameError
 from dissensus.evaluate import COLUMNS, SuiteSet, evaluate
 from dissensus.features import FeatureSet
@@ -74,9 +73,9 @@ def test_accuracies_are_those_of_members_ensemble_and_soup(frame, ensemble, sets
 
 def test_the_greedy_soup_is_not_worse_than_the_best_member_on_held_out_data(ensemble):
     held_out = blobs(seed=4)
-    members = module._greedy_members(ensemble, held_out)
-    single = [module._accuracy(ensemble.member(i), held_out, ensemble) for i in range(4)]
-    assert module._accuracy(ensemble.soup(members), held_out, ensemble) >= max(single)
+    members = judging.greedy_members(ensemble, held_out)
+    single = [judging._accuracy(ensemble.member(i), held_out, ensemble) for i in range(4)]
+    assert judging._accuracy(ensemble.soup(members), held_out, ensemble) >= max(single)
 
 
 def test_detection_compares_each_set_with_the_id_set(frame, ensemble, sets):
@@ -98,7 +97,7 @@ def test_worst_group_stands_for_sets_with_groups(frame, ensemble, sets):
 
 
 def test_small_batches_give_the_same_frame(frame, ensemble, sets, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 4 * 3 * 7)  # seven samples at a time
+    monkeypatch.setattr(judging, "CHUNK_ELEMENTS", 4 * 3 * 7)  # seven samples at a time
     about = {"method": "sed-a2d", "active": 2, "diversity": 0.5, "seed": 0}
     again = evaluate(ensemble, sets, about=about, held_out=blobs(seed=4), progress=False)
     pd.testing.assert_frame_equal(again, frame, rtol=1e-4)

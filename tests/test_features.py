@@ -40,6 +40,13 @@ def refused(match):
     return pytest.raises(DataError, match=rf"\A[^\n]*{match}[^\n]*\Z")
 
 
+@pytest.fixture
+def augmented():
+    """Three passes over four samples: row 4 * p + i is sample i in pass p, and holds (i, p)."""
+    x = np.array([(i, p) for p in range(3) for i in range(4)], np.float32)
+    return FeatureSet.from_arrays(x, [0, 0, 1, 1] * 3, provenance={"passes": 3, "made": "by hand"})
+
+
 # --- arrays in memory -----------------------------------------------------------------------------------
 
 
@@ -713,3 +720,75 @@ def test_memory_does_not_grow_with_the_set(tmp_path):
         peak = max(peak, anonymous_memory())
     assert total == 250_000
     assert peak - before < 40e6
+
+
+# --- passes ---------------------------------------------------------------------------------------------
+
+
+def test_passes_come_from_the_provenance(augmented, tmp_path):
+    assert augmented.passes == 3
+    assert augmented.save(tmp_path / "f", shard_rows=5).passes == 3
+    assert FeatureSet.from_arrays(np.ones((4, 2))).passes == 1
+    assert FeatureSet.from_arrays(np.ones((4, 2))).save(tmp_path / "g").passes == 1
+
+
+@pytest.mark.parametrize("passes", [0, -1, 5, 1.5, "2", None])
+def test_passes_must_part_the_rows_evenly(passes, augmented):
+    with refused("passes must part the rows evenly; got .* of 12 rows: "):
+        FeatureSet.from_arrays(np.ones((12, 2)), provenance={"passes": passes})
+    if isinstance(passes, int):
+        with refused("passes must part the rows evenly"):
+            augmented.subset(slice(None), passes=passes)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_split_keeps_the_passes_of_a_sample_together(stored, augmented, tmp_path):
+    features = augmented.save(tmp_path / "f", shard_rows=5) if stored else augmented
+    for seed in range(5):
+        parts = features.split(0.5, seed)
+        samples = []
+        for part in parts:
+            assert part.passes == 3
+            x = part.rows(slice(None)).view(3, 2, 2)
+            assert (x[..., 1] == torch.arange(3)[:, None]).all()  # one whole pass after the other,
+            assert (x[..., 0] == x[0, :, 0]).all()  # of the same samples in the same order
+            assert part.labels.view(3, 2).tolist() == [[0, 1]] * 3
+            samples.append({*x[0, :, 0].tolist()})
+        assert samples[0] | samples[1] == {0, 1, 2, 3}
+        assert not samples[0] & samples[1]
+        assert torch.equal(features.split(0.5, seed)[0].rows(slice(None)), parts[0].rows(slice(None)))
+
+
+def test_split_of_passes_counts_samples_not_rows():
+    features = FeatureSet.from_arrays(np.ones((9, 2)), [0, 0, 1] * 3, classes=["a", "b"], provenance={"passes": 3})
+    with refused("a split needs 2 rows of every class; class 'b' has 1: "):
+        features.split(0.5, 0)
+
+
+def test_a_subset_has_one_pass_unless_told(augmented, tmp_path):
+    part = augmented.subset([0, 1, 2, 5])
+    assert part.passes == 1
+    two = augmented.subset([0, 2, 4, 6], passes=2)
+    assert two.passes == 2
+    assert two.subset([0, 2], passes=2).passes == 2
+    saved = part.save(tmp_path / "one")  # not by what its provenance says of the whole
+    assert (saved.passes, saved.provenance) == (1, {"passes": 1, "made": "by hand"})
+    assert two.save(tmp_path / "two").passes == 2
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_pickles_keep_passes(stored, augmented, tmp_path):
+    features = augmented.save(tmp_path / "f") if stored else augmented
+    for each in (features, features.subset([0, 2, 4, 6], passes=2), features.split(0.5, 0)[0], features.subset([1])):
+        again = pickle.loads(pickle.dumps(each))
+        assert again.passes == each.passes
+        assert again.fingerprint == each.fingerprint
+        assert torch.equal(again.rows(slice(None)), each.rows(slice(None)))
+
+
+def test_fingerprint_changes_with_passes(augmented, tmp_path):
+    x, y = augmented.rows(slice(None)), augmented.labels
+    prints = {FeatureSet.from_arrays(x, y, provenance={"passes": passes}).fingerprint for passes in (1, 2, 3)}
+    assert len(prints) == 3
+    assert augmented.subset([0, 2, 4, 6]).fingerprint != augmented.subset([0, 2, 4, 6], passes=2).fingerprint
+    assert augmented.save(tmp_path / "f").fingerprint == FeatureSet.open(tmp_path / "f").fingerprint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,8 @@ def test_digits_disagrees_on_held_out_images_in_ways_that_are_not_tested() -> No
 
 
 def test_digits_takes_the_severities_asked_for() -> None:
-    names = [s.name for s in suites.load("digits", severities=(2,)).sets if s.role == "shift"]
+    made = suites.load("digits", severities=(2,), backbone="pixels")
+    names = [s.name for s in made.sets if s.role == "shift"]
     assert names == [f"{name}-2" for name in CORRUPTIONS]
 
 
@@ -296,10 +298,12 @@ def test_dominoes_refuses_a_tie_that_is_no_share(tie: float) -> None:
 @pytest.fixture
 def _registry() -> Iterator[None]:
     """Forget what a test registers."""
-    before = dict(suites.SUITES)
+    tables: list[dict[str, Any]] = [suites.SUITES, suites._SUMMARIES, suites._TRAINING]
+    before = [dict(table) for table in tables]
     yield
-    suites.SUITES.clear()
-    suites.SUITES.update(before)
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)
 
 
 def tiny(seed: int = 0) -> Suite:
@@ -348,5 +352,73 @@ def test_a_taken_name_and_a_factory_without_seed_are_refused() -> None:
 
 @pytest.mark.parametrize("options", [{"sed": 1}, {"seed": 0, "tie": 1.0}])
 def test_an_option_the_suite_does_not_take_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(DissensusError, match="suite 'digits' takes seed, severities, backbone, .*; got (sed|tie): leave"):
+    with pytest.raises(DissensusError, match=r"'digits' takes seed, severities, .*; got (sed|tie): leave"):
         suites.load("digits", **options)
+
+
+def test_a_suite_says_what_it_takes_and_how_to_train_on_it() -> None:
+    assert suites.takes("dominoes") == ("seed", "tie")
+    digits = suites.takes("digits")
+    assert digits is not None
+    assert {"severities", "backbone", "engine", "features"} <= set(digits)
+    assert not {"root", "tell", "corruption"} & set(digits)
+    assert [suites.is_of_images(name) for name in ("digits", "pacs", "dominoes")] == [True, True, False]
+    for name in ("digits", "dominoes"):
+        made = suites.training(name)
+        made["epochs"] = 0
+        assert suites.training(name)["epochs"] > 0, "a copy"
+    with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
+        suites.training("digit")
+
+
+@pytest.mark.usefixtures("_registry")
+def test_a_users_suite_may_take_anything_and_say_how_to_train() -> None:
+    @suites.register(training={"epochs": 3})
+    def open_minded(seed: int = 0, **options: Any) -> Suite:
+        return tiny() if options == {"colour": "red"} else tiny(1)
+
+    assert suites.takes("open-minded") is None
+    assert suites.training("open-minded") == {"epochs": 3}
+    assert suites.load("open-minded", colour="red").name == "tiny"
+
+
+@pytest.mark.parametrize("name", ["digits", "dominoes"])
+def test_an_embedded_suite_has_no_root(name: str) -> None:
+    assert not suites.needs_root(name)
+    with pytest.raises(DissensusError, match=f"suite '{name}' brings its own images; got --root data: leave it out"):
+        suites.load(name, root="data")
+
+
+# --- digits through a backbone -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_digits_go_through_lite0_at_64_pixels_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, plain = suites.load("digits", progress=False), load("digits")
+    for name, features in parts(suite).items():
+        same = parts(plain)[name]
+        assert features.shape == (1280,)
+        assert len(features) == len(same)
+        assert (features.labels is None) == (same.labels is None)
+        assert features.labels is None or same.labels is None or torch.equal(features.labels, same.labels)
+        about = features.provenance["backbone"]
+        assert (about["name"], about["size"], about["crop"], about["layers"]) == ("lite0", 64, 1.0, 1)
+    assert suite.train.classes == plain.train.classes
+    assert [(s.name, s.role, s.family) for s in suite.sets] == [(s.name, s.role, s.family) for s in plain.sets]
+
+    def nothing(*args: Any) -> None:
+        raise AssertionError("nothing should be extracted again")
+
+    monkeypatch.setattr("dissensus.engines.create", nothing)
+    again = suites.load("digits", progress=False)
+    assert again.train.fingerprint == suite.train.fingerprint
+
+
+def test_digits_through_a_backbone_of_ones_choice(tmp_path: Path) -> None:
+    options = {"severities": (), "backbone": "test_vit", "weights": "random", "size": 32, "workers": 0}
+    suite = suites.load("digits", features=tmp_path, layers=2, progress=False, **options)
+    assert suite.train.shape == (64,)
+    assert [s.name for s in suite.sets] == ["id", "new-digits", "photos"]
+    assert (tmp_path / "digits" / "test_vit-32px-2layers" / "photos" / "index.json").is_file()
+    with pytest.raises(DissensusError, match="unknown backbone 'lite9': did you mean 'lite"):
+        suites.load("digits", backbone="lite9")

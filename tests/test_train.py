@@ -355,3 +355,70 @@ def test_training_leaves_the_global_generator_alone(train):
     torch.manual_seed(1)
     fit(ensemble, train, **QUICK)
     assert torch.equal(torch.rand(1), expected)
+
+
+def augmented(count: int = 60, passes: int = 3) -> FeatureSet:
+    """Blobs in several passes; pass p is p * 100 away, which tells of every row whose pass it is."""
+    one = blobs(count)
+    x = torch.cat([one.rows(slice(None)) + 100 * p for p in range(passes)])
+    return FeatureSet.from_arrays(x, one.labels.repeat(passes), provenance={"passes": passes})
+
+
+@pytest.mark.parametrize("method", ["sed-a2d", "deep-ensemble"])
+def test_an_epoch_sees_one_pass_in_turn(method, monkeypatch):
+    features, seen = augmented(), []
+    original = Stepper.__call__
+
+    def noting(self, batch, *args):
+        seen.append((batch.x, batch.labels))
+        return original(self, batch, *args)
+
+    monkeypatch.setattr(Stepper, "__call__", noting)
+    fit(linear(), features, method, epochs=5, batch_size=16, lr=1e-6, progress=False)
+    assert len(seen) == 5 * 4  # of 60 samples, not 180 rows
+    first = blobs(60).rows(slice(None))
+    for epoch in range(5):
+        batches = seen[4 * epoch : 4 * epoch + 4]
+        x = torch.cat([x.reshape(-1, *x.shape[-2:]) for x, _ in batches], 1)  # (1 or M, N, D)
+        labels = torch.cat([y.reshape(-1, y.shape[-1]) for _, y in batches], 1)
+        x = x - 100 * (epoch % 3)
+        for member, own in zip(x, labels, strict=True):
+            distances = torch.cdist(member, first)
+            assert sorted(distances.argmin(1).tolist()) == list(range(60))  # every sample once, in this pass
+            assert distances.amin(1).max() < 0.1
+            assert torch.equal(own, blobs(60).labels[distances.argmin(1)])
+
+
+def test_two_stage_parts_samples_with_all_their_passes(monkeypatch):
+    from dissensus import train as module
+
+    one, passes = blobs(noise=1.6), 2
+    x = torch.cat([one.rows(slice(None)) + 1e-3 * p for p in range(passes)])
+    features = FeatureSet.from_arrays(x, one.labels.repeat(passes), provenance={"passes": passes})
+    original, given = module._train, []
+
+    def noting(ensemble, train, elsewhere, *args, **options):
+        given.append((train, elsewhere))
+        return original(ensemble, train, elsewhere, *args, **options)
+
+    monkeypatch.setattr(module, "_train", noting)
+    fit(linear(), features, "two-stage", **{**QUICK, "confidence": 0.8})
+    (whole, _), (sure, unsure) = given
+    assert whole.passes == sure.passes == 2
+    assert len(sure) + len(unsure) == len(features)
+    assert 0 < len(unsure) < len(features)
+    both = sure.rows(slice(None)).view(2, -1, 6)
+    torch.testing.assert_close(both[1], both[0] + 1e-3)
+    assert torch.equal(*sure.labels.view(2, -1))
+    there = unsure.rows(slice(None)).view(2, -1, 6)
+    torch.testing.assert_close(there[1], there[0] + 1e-3)
+
+
+def test_one_pass_trains_as_before_and_a_run_knows_its_passes(tmp_path):
+    plain = fit(linear(), blobs(60), **QUICK)
+    one = fit(linear(), augmented(60, 1), **QUICK)
+    assert torch.equal(plain.stacked()["weight"], one.stacked()["weight"])
+    fit(linear(), augmented(60, 3), **QUICK, out=tmp_path / "run")
+    with pytest.raises(RunError):
+        fit(linear(), augmented(60, 3).subset(slice(None)), **QUICK, out=tmp_path / "run")
+    assert list(Run.open(tmp_path / "run").metrics())

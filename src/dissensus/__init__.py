@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dissensus import aggregate, metrics, objectives, scores, suites, tables, tails
+    from dissensus import aggregate, backbones, metrics, objectives, scores, suites, tables, tails
     from dissensus.ensemble import Ensemble
     from dissensus.errors import DissensusError
     from dissensus.evaluate import Suite, SuiteSet
     from dissensus.features import FeatureSet, FeatureWriter
+    from dissensus.image_ensemble import ImageEnsemble
+    from dissensus.images import ImageSet
     from dissensus.methods import METHODS
     from dissensus.scores import SCORES
     from dissensus.train import fit
@@ -28,10 +30,13 @@ __all__ = [
     "Ensemble",
     "FeatureSet",
     "FeatureWriter",
+    "ImageEnsemble",
+    "ImageSet",
     "Suite",
     "SuiteSet",
     "__version__",
     "aggregate",
+    "backbones",
     "fit",
     "metrics",
     "objectives",
@@ -42,7 +47,7 @@ __all__ = [
 ]
 
 # Loaded when first asked for: `dissensus --help` should not wait for PyTorch.
-_MODULES = ("aggregate", "metrics", "objectives", "scores", "suites", "tables", "tails")
+_MODULES = ("aggregate", "backbones", "metrics", "objectives", "scores", "suites", "tables", "tails")
 _HOMES = {
     "METHODS": "methods",
     "SCORES": "scores",
@@ -50,6 +55,8 @@ _HOMES = {
     "Ensemble": "ensemble",
     "FeatureSet": "features",
     "FeatureWriter": "features",
+    "ImageEnsemble": "image_ensemble",
+    "ImageSet": "images",
     "Suite": "evaluate",
     "SuiteSet": "evaluate",
     "fit": "train",

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import timm
 import torch
-from timm.data.config import resolve_model_data_config
+from timm.data.config import resolve_data_config
 from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor, nn
 
@@ -71,8 +73,9 @@ class Backbone:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of one image's features."""
+        device = next(self.trunk.parameters()).device  # an engine may have moved the trunk
         with torch.inference_mode():
-            return tuple(self.trunk(_probe(self.transform, 1)).shape[1:])
+            return tuple(self.trunk(_probe(self.transform, 1).to(device)).shape[1:])
 
     def describe(self) -> dict[str, Any]:
         """What features and runs record: enough to make the backbone again and to know it."""
@@ -119,13 +122,16 @@ def create(
     """
     if layers not in (1, 2):
         raise DissensusError(f"layers must be 1, the classifier, or 2, the layer before it too; got {layers}")
-    model, source = _model(name, weights, size)
-    transform = _preprocessing(name, model, size, crop)
-    model.eval().requires_grad_(False)
-    x = _probe(transform, 2)
-    with torch.inference_mode():
-        whole = _run(name, model, x, transform.size)
-    parts = cuts.cut(model, layers)
+    config = _config(name)
+    transform = _preprocessing(config, size, crop)
+    with _taking(name, transform.size):
+        x = _probe(transform, 2)
+        model, source = _model(name, weights, config, transform.size)
+        model.eval().requires_grad_(False)
+        with torch.inference_mode():
+            whole: Tensor = model(x)
+    with torch.random.fork_rng(devices=[]):  # new layers are drawn before they get the model's weights
+        parts = cuts.cut(model, layers)
     if parts is None:
         raise DissensusError(f"{name} has no linear classifier to take off: choose another backbone")
     (trunk, tail), taken = parts
@@ -133,8 +139,9 @@ def create(
     tail.eval().requires_grad_(False)
     with torch.inference_mode():
         again = tail(trunk(x))
-    error = float((again - whole).abs().max() / whole.abs().max().clamp(min=1))
-    if again.shape != whole.shape or not error <= TOLERANCE:
+    same = again.shape == whole.shape
+    error = float((again - whole).abs().max() / whole.abs().max().clamp(min=1)) if same else math.inf
+    if not error <= TOLERANCE:
         raise DissensusError(f"{name} cannot be cut: its parts differ from the whole by {error:.1g}; choose another")
     return Backbone(name, trunk, tail, transform, _class_names(whole.shape[-1]), taken, source)
 
@@ -161,34 +168,50 @@ def known() -> dict[str, str]:
     return lines | dict.fromkeys(timm.list_models(), "timm")
 
 
-def _model(name: str, given: str | os.PathLike[str] | None, size: int | None) -> tuple[nn.Module, str]:
+def _config(name: str) -> dict[str, Any]:
+    """What timm records of a model: how large its images were, how they were normalised, its classes."""
     if name in LITES:
-        architecture, package, _ = LITES[name]
-        if given is None:
-            model = timm.create_model(architecture)
-            weights.load_in_order(model, weights.from_package(name, package))
-            return model, "package"
-        return weights.load(architecture, given, {})
+        _, _, size = LITES[name]
+        # with ImageNet's mean and deviation, as the packages' pages have it, accuracy falls by 7 to 17 points
+        half = (0.5, 0.5, 0.5)
+        return {"input_size": (3, size, size), "mean": half, "std": half, "interpolation": "bicubic", "crop_pct": 0.875}
     if not timm.is_model(name):
         raise UnknownNameError("backbone", name, known(), see="dissensus list backbones")
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # a tag, which names the weights, that timm does not know
+        architecture = name.split(".")[0]
+        raise UnknownNameError("backbone", name, [architecture, *timm.list_pretrained(f"{architecture}.*")]) from error
+    return {"fixed_input_size": False} if config is None else dict(config.to_dict())
+
+
+def _model(
+    name: str, given: str | os.PathLike[str] | None, config: Mapping[str, Any], size: int
+) -> tuple[nn.Module, str]:
+    if name in LITES:
+        architecture, package, _ = LITES[name]
+        if given is not None:
+            return weights.load(architecture, given, {})
+        model = weights.build(architecture)
+        weights.load_in_order(model, weights.from_package(name, package))
+        return model, "package"
     options: dict[str, Any] = {}
-    config = timm.get_pretrained_cfg(name)
-    if size is not None and config is not None and config.fixed_input_size:
+    if config.get("fixed_input_size") and tuple(config["input_size"][1:]) != (size, size):
         options["img_size"] = size
-    if config is not None and config.num_classes == 0:
+    if config.get("num_classes") == 0:
         options["num_classes"] = HEADLESS  # for there to be a head to cut off
     return weights.load(name, given, options)
 
 
-def _preprocessing(name: str, model: nn.Module, size: int | None, crop: float | None) -> Preprocessing:
-    if name in LITES:
-        # with ImageNet's mean and deviation, as the packages' pages have it, accuracy falls by 7 to 17 points
-        half = (0.5, 0.5, 0.5)
-        return Preprocessing(size or LITES[name][2], half, half, "bicubic", crop or 0.875)
-    config = resolve_model_data_config(model)
-    side = size or int(config["input_size"][-1])
+def _preprocessing(config: Mapping[str, Any], size: int | None, crop: float | None) -> Preprocessing:
+    known = resolve_data_config(pretrained_cfg=config)
     return Preprocessing(
-        side, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], crop or config["crop_pct"]
+        int(known["input_size"][-1]) if size is None else size,
+        tuple(known["mean"]),
+        tuple(known["std"]),
+        known["interpolation"],
+        known["crop_pct"] if crop is None else crop,
+        known["crop_mode"] == "squash",
     )
 
 
@@ -197,13 +220,16 @@ def _probe(transform: Preprocessing, count: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _run(name: str, model: nn.Module, x: Tensor, size: int) -> Tensor:
+@contextmanager
+def _taking(name: str, size: int) -> Iterator[None]:
+    """Make of a model's complaint, when it is built or run, one line about the size of its images."""
     try:
-        logits: Tensor = model(x)
-    except (RuntimeError, AssertionError, ValueError) as error:
+        yield
+    except DissensusError:
+        raise
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DissensusError(f"{name} does not take images of {size} px ({reason}): choose another --size") from error
-    return logits
 
 
 def _class_names(count: int) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from timm.layers.layer_scale import LayerScale
 from timm.layers.mlp import Mlp
+from timm.layers.norm_act import BatchNormAct2d
 from timm.models.efficientnet import EfficientNet
 from timm.models.mobilenetv3 import MobileNetV3
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -109,16 +110,19 @@ def _vit(model: Any) -> Cut | None:
 
 
 def _efficientnet(model: Any) -> Cut | None:
-    return _conv(model, model.bn2, model.bn2.act, gone=("conv_head", "bn2", "global_pool", "classifier"))
+    return _conv(model, model.bn2, nn.Identity(), gone=("conv_head", "bn2", "global_pool", "classifier"))
 
 
 def _mobilenet(model: Any) -> Cut | None:
-    norm = None if isinstance(model.norm_head, nn.Identity) else model.norm_head
-    return _conv(model, norm, model.act2, gone=("conv_head", "norm_head", "act2", "classifier"))
+    return _conv(model, model.norm_head, model.act2, gone=("conv_head", "norm_head", "act2", "classifier"))
 
 
 def _conv(model: Any, norm: Any, act: nn.Module, gone: tuple[str, ...]) -> Cut | None:
     conv, head = model.conv_head, model.classifier
+    if type(norm) is BatchNormAct2d:
+        act = norm.act
+    elif not isinstance(norm, nn.Identity):
+        return None
     averages = model.global_pool.pool_type == "avg"
     if not (isinstance(conv, nn.Conv2d) and conv.kernel_size == (1, 1) and conv.groups == 1 and averages):
         return None
@@ -135,8 +139,8 @@ def _conv(model: Any, norm: Any, act: nn.Module, gone: tuple[str, ...]) -> Cut |
 
 
 def _affine(norm: Any, channels: int) -> tuple[Tensor, Tensor]:
-    """What a batch-norm does in eval mode, as a factor and an addend for every channel."""
-    if norm is None:
+    """What a batch-norm, or none, does in eval mode, as a factor and an addend for every channel."""
+    if isinstance(norm, nn.Identity):
         return torch.ones(channels), torch.zeros(channels)
     scale = norm.weight / (norm.running_var + norm.eps).sqrt()
     return scale, norm.bias - norm.running_mean * scale

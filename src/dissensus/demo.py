@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,11 +11,6 @@ from dissensus import job, methods, report, suites
 from dissensus.files import make_folder
 
 MEMBERS = 5
-# Digits are fitted to the last, where hardness (1 / loss) explodes; label smoothing and a small diversity keep it in
-# bounds.
-TRAINING: dict[str, Any] = {
-    "epochs": 20, "lr": 1e-2, "batch_size": 64, "label_smoothing": 0.1, "diversity": 0.1, "confidence": 0.9,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,12 +20,11 @@ class _Job:
     suite: str
     methods: tuple[str, ...]
     tail: str
-    images: bool  # whether there is a trunk to run
 
 
 JOBS = (
-    _Job("digits", tuple(methods.METHODS), "linear", images=True),
-    _Job("dominoes", ("single", "deep-ensemble", "a2d", "divdis", "sed-a2d"), "mlp", images=False),
+    _Job("digits", tuple(methods.METHODS), "linear"),
+    _Job("dominoes", ("single", "deep-ensemble", "a2d", "divdis", "sed-a2d"), "mlp"),
 )
 
 
@@ -40,9 +33,10 @@ def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: b
     make_folder(out)
     sections = []
     for entry in JOBS:
-        options = {"features": out / "features", "progress": progress} if entry.images else {}
+        images = suites.is_of_images(entry.suite)
+        options = {"features": out / "features", "progress": progress} if images else {}
         suite = suites.load(entry.suite, seed=seed, **options)
-        training = TRAINING if epochs is None else TRAINING | {"epochs": epochs}
+        training = suites.training(entry.suite) | ({} if epochs is None else {"epochs": epochs})
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # tails this small gain nothing from a second one, and lose minutes on a busy machine
         try:

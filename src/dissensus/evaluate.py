@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pandas as pd
-import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
-from dissensus import aggregate, scores, tails
+from dissensus import scores, tails
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError
 from dissensus.features import FeatureSet, check_backbone
-from dissensus.metrics import Classification, detection
+from dissensus.images import ImageSet
+from dissensus.judging import Judged, Samples, greedy_members, judge
+from dissensus.metrics import detection
 
 COLUMNS = (
     "method",
@@ -33,8 +33,6 @@ COLUMNS = (
 )
 Role = Literal["id", "shift", "ood", "groups"]
 Protocol = Literal["mask", "vote"]
-# Logits held at once, 64 MB: 50 members x 1000 classes go in batches of 335.
-CHUNK_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class SuiteSet:
     features: FeatureSet
     family: str = ""
     subset: tuple[int, ...] | None = None
+    images: ImageSet | None = None  # row by row what the features are of, to look at
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,6 @@ class Suite:
         return {s.name: s.family or s.name for s in self.sets}
 
 
-@dataclass
-class _Judged:
-    """What one pass over a set leaves: numbers, and a score a sample."""
-
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)  # aggregate -> metric -> value
-    scores: dict[str, Tensor] = field(default_factory=dict)  # name -> (N,)
-
-
 def evaluate(
     ensemble: Ensemble,
     sets: Sequence[SuiteSet],
@@ -87,6 +78,7 @@ def evaluate(
     held_out: FeatureSet | None = None,
     score_names: Sequence[str] | None = None,
     protocol: Protocol = "mask",
+    samples: dict[str, Samples] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Judge the ensemble on every set; a frame with COLUMNS.
@@ -100,6 +92,7 @@ def evaluate(
         held_out: labelled features, not of the test sets, on which the greedy soup is chosen; None: no greedy soup.
         score_names: which scores; None: all.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
+        samples: filled, where given, with what the ensemble says of every sample, by the name of the set.
         progress: show a progress bar when stderr is a terminal.
 
     Accuracy comes for each aggregate: prediction (mean logits), probability, vote, soup, greedy-soup, and for single
@@ -116,11 +109,18 @@ def evaluate(
         ensemble.eval()
         soups: dict[str, nn.Module] = {"soup": ensemble.soup().eval()}
         if held_out is not None:
-            soups["greedy-soup"] = ensemble.soup(_greedy_members(ensemble, held_out)).eval()
+            soups["greedy-soup"] = ensemble.soup(greedy_members(ensemble, held_out)).eval()
         bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
-        judged = {s.name: _judge(ensemble, soups, s, wanted, protocol) for s in bar}
+        judged = {
+            s.name: judge(
+                ensemble, soups, s.features, wanted, labelled=s.role != "ood", subset=s.subset, protocol=protocol
+            )
+            for s in bar
+        }
     finally:
         ensemble.train(was_training)
+    if samples is not None:
+        samples |= {name: found.samples for name, found in judged.items()}
     rows = [
         {"dataset": s.name, "role": s.role, **row}
         for s in sets
@@ -182,98 +182,15 @@ def _some(values: Sequence[object]) -> str:
     return ", ".join(map(str, values[:4])) + (", ..." if len(values) > 4 else "")
 
 
-@torch.no_grad()
-def _judge(
-    ensemble: Ensemble, soups: Mapping[str, nn.Module], s: SuiteSet, wanted: Sequence[str], protocol: str
-) -> _Judged:
-    labelled = s.role != "ood"
-    qualities = {name: Classification() for name in [*aggregate.AGGREGATES, *soups]}
-    parts: dict[str, list[Tensor]] = {name: [] for name in wanted}
-    hits = torch.zeros(len(ensemble), dtype=torch.float64)
-    for x, at in s.features.batches(_batch_size(ensemble, s.features.shape)):
-        batch = x.to(_device(ensemble))
-        logits = ensemble(batch)
-        for name in wanted:
-            parts[name].append(scores.SCORES[name](logits).cpu())
-        if not labelled:
-            continue
-        assert s.features.labels is not None
-        labels, groups = s.features.labels[at], None if s.features.groups is None else s.features.groups[at]
-        cooked = {name: soup(batch)[None] for name, soup in soups.items()}
-        labels, log_probs = _answers(logits, cooked, labels, s.subset, protocol)
-        for name, answer in log_probs.items():
-            qualities[name].update(answer.cpu(), labels, groups)
-        own = logits if s.subset is None or protocol == "vote" else aggregate.restrict(logits, s.subset)
-        truth = s.features.labels[at] if own is logits else labels
-        hits += (own.argmax(-1).cpu() == truth).sum(-1)
-    result = _Judged(scores={name: torch.cat(values) for name, values in parts.items()})
-    if labelled:
-        result.metrics = {name: quality.compute() for name, quality in qualities.items()}
-        accuracy = hits / len(s.features)
-        best = aggregate.oracle(accuracy)
-        result.metrics["members"] = {"accuracy": float(accuracy.mean())}
-        result.metrics["oracle"] = {"accuracy": float(accuracy[best])}
-    return result
-
-
-def _answers(
-    logits: Tensor, soups: Mapping[str, Tensor], labels: Tensor, subset: Sequence[int] | None, protocol: str
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Every aggregate's log-probabilities, restricted to the set's classes, and the labels among those."""
-    if subset is None:
-        answers = {name: combine(logits) for name, combine in aggregate.AGGREGATES.items()}
-        return labels, answers | {name: aggregate.prediction(z) for name, z in soups.items()}
-    place = torch.full((logits.shape[-1],), -1)
-    place[torch.as_tensor(subset)] = torch.arange(len(subset))
-    if bool((place[labels] < 0).any()):
-        raise DataError(
-            f"a label lies outside the subset of classes: {int(labels[place[labels] < 0][0])}; correct either"
-        )
-    narrow = aggregate.restrict(logits, subset)
-    answers = {name: combine(narrow) for name, combine in aggregate.AGGREGATES.items()}
-    if protocol == "vote":
-        answers["prediction"] = answers["vote"] = aggregate.authors_vote(logits, subset)
-    return place[labels], answers | {
-        name: aggregate.prediction(aggregate.restrict(z, subset)) for name, z in soups.items()
-    }
-
-
-def _rows(s: SuiteSet, own: _Judged, inside: _Judged) -> list[dict[str, Any]]:
+def _rows(s: SuiteSet, own: Judged, inside: Judged) -> list[dict[str, Any]]:
     rows = [
         {"aggregate": name, "score": "", "metric": metric, "value": value}
         for name, metrics in own.metrics.items()
         for metric, value in metrics.items()
     ]
-    for name, values in own.scores.items():
+    for name, values in own.samples.scores.items():
         found = {"mean": float(values.double().mean())}
         if s.role in ("shift", "ood"):
-            found |= detection(inside.scores[name].double(), values.double())
+            found |= detection(inside.samples.scores[name].double(), values.double())
         rows += [{"aggregate": "", "score": name, "metric": metric, "value": value} for metric, value in found.items()]
     return rows
-
-
-def _greedy_members(ensemble: Ensemble, held_out: FeatureSet) -> list[int]:
-    single = [_accuracy(ensemble.member(i), held_out, ensemble) for i in range(len(ensemble))]
-    order = sorted(range(len(ensemble)), key=lambda i: -single[i])
-    return aggregate.greedy_soup(order, lambda members: _accuracy(ensemble.soup(members), held_out, ensemble))
-
-
-@torch.no_grad()
-def _accuracy(module: nn.Module, features: FeatureSet, ensemble: Ensemble) -> float:
-    assert features.labels is not None
-    hits = 0
-    for x, at in features.batches(4096):
-        hits += int((module.eval()(x.to(_device(ensemble))).argmax(-1).cpu() == features.labels[at]).sum())
-    return hits / len(features)
-
-
-def _device(ensemble: Ensemble) -> torch.device:
-    return next(ensemble.parameters()).device
-
-
-def _batch_size(ensemble: Ensemble, shape: tuple[int, ...]) -> int:
-    """Rows at once: logits are held, and what a hidden layer makes of every place of a map or every token."""
-    about = ensemble.about or {}
-    places = math.prod(shape) // about.get("features", math.prod(shape))
-    floats: int = max(about.get("classes", 1000), about.get("hidden", 0) * places // 4)
-    return max(1, min(4096, CHUNK_ELEMENTS // (len(ensemble) * floats)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,17 @@ import torch
 import torch.distributed
 from lightning.fabric import Fabric
 from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from dissensus import corruptions, engines, shards
+from dissensus import corruptions, engines
 from dissensus.backbones import Backbone
 from dissensus.errors import DataError, DissensusError
 from dissensus.extraction import Extraction
 from dissensus.features import FeatureSet
 from dissensus.images import ImageSet
-from dissensus.loading import Job, Reader, Views
+from dissensus.loading import Job, Reader, Views, default_workers, explained_deaths
 
 __all__ = ["extract"]
 
@@ -94,29 +96,30 @@ def extract(
         "dtype": dtype,
         "shard_images": shard_images,
     }
-    work = Extraction(folder, plan, len(jobs))
+    work = Extraction(folder, plan, len(jobs), passes)
+    if workers is None:
+        workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
+    views = Views(images, backbone.transform, augment > 0, corruption, severity, seed)
+    allowed = 0 if strict else int(round(max_bad * len(images), 6))  # 0.29 * 100 is 28.999999999999996
     with _claimed(work, fabric):
         if not work.finished:
-            run = engines.create(engine, backbone, fabric.device)
-            views = Views(images, backbone.transform, augment > 0, corruption, severity, seed)
-            limit = 0 if strict else int(max_bad * len(images) * passes)
+            with _failing_together(work, fabric), work.stopping():
+                run = engines.create(engine, backbone, fabric.device)
+                _fill(work, jobs, Reader(views, batch_size, workers), run, dtype, allowed, strict, progress, fabric)
             with _failing_together(work, fabric):
-                _fill(work, jobs, Reader(views, batch_size, workers), run, dtype, limit, progress, fabric)
-            if fabric.is_global_zero:
-                columns = ["labels"] * (images.labels is not None) + ["groups"] * (images.groups is not None)
-                work.finish(
-                    {
-                        "columns": (*columns, "features"),
-                        "shape": backbone.shape,
-                        "dtype": dtype,
-                        "classes": images.classes,
-                        "group_names": images.group_names,
-                        "provenance": {**work.plan, "passes": passes},
-                    }
-                )
-        elif fabric.is_global_zero:
-            work.tidy()
-        fabric.barrier()
+                if fabric.is_global_zero:
+                    _refuse_bad(work, dict(work.bad()), allowed, len(images), strict)  # of all processes
+                    columns = ["labels"] * (images.labels is not None) + ["groups"] * (images.groups is not None)
+                    work.finish(
+                        {
+                            "columns": (*columns, "features"),
+                            "shape": backbone.shape,
+                            "dtype": dtype,
+                            "classes": images.classes,
+                            "group_names": images.group_names,
+                            "provenance": {**work.plan, "passes": passes},
+                        }
+                    )
     return FeatureSet.open(folder)
 
 
@@ -126,19 +129,19 @@ def _fill(
     reader: Reader,
     run: engines.Engine,
     dtype: str,
-    limit: int,
+    allowed: int,
+    strict: bool,
     progress: bool,
     fabric: Fabric,
 ) -> None:
     """Make the shards that are missing, as far as other processes leave them to this one."""
-    images, found = reader.views.images, [work.receipt(job.number) for job in jobs]
-    bad = [entry for receipt in found if receipt is not None for entry in receipt.bad]
-    _refuse_bad(work, bad, limit, sum(len(job.images) for job in jobs))
-    todo = [job for job, receipt in zip(jobs, found, strict=True) if receipt is None]
-    total = sum(len(job.images) for job in jobs)
+    images, bad = reader.views.images, dict(work.bad())
+    _refuse_bad(work, bad, allowed, len(images), strict)
+    todo = [job for job in jobs if work.receipt(job.number) is None]
+    total, left = (sum(len(job.images) for job in some) for some in (jobs, todo))
     bar = tqdm(
         total=total,
-        initial=total - sum(len(job.images) for job in todo),
+        initial=total - left,
         desc=f"extract {work.folder.name}",
         unit="image",
         smoothing=0.05,
@@ -149,72 +152,92 @@ def _fill(
     rows: list[int] = []
     parts: list[NDArray[Any]] = []
     here: list[tuple[str, str]] = []
-    with bar:
+    with bar, explained_deaths():
         for batch in reader(job for job in todo if work.take(job.number)):
-            if len(batch.rows):
+            if batch.rows:
                 with fabric.autocast():
                     features = run(torch.from_numpy(batch.pixels))
-                first = batch.rows[0]
-                parts.append(shards.check_features(features, dtype=dtype, first=first).astype(dtype))
+                _refuse_values(features, dtype, [images.names[i] for i in batch.rows])
+                parts.append(features.numpy().astype(dtype))
             rows += batch.rows
             here += batch.bad
-            _refuse_bad(work, [*bad, *here], limit, total)
+            bad.update(batch.bad)
+            _refuse_bad(work, bad, allowed, len(images), strict)
             if batch.last:
                 codes = {"labels": images.labels, "groups": images.groups}
                 tensors = {kind: values[rows] for kind, values in codes.items() if values is not None}
                 none = np.empty((0, 1), dtype)
                 work.write(batch.shard, {**tensors, "features": np.concatenate(parts) if parts else none}, here)
-                bad += here
                 rows, parts, here = [], [], []
-            bar.update(batch.size * fabric.world_size)  # the others get on as fast, more or less
-            if bad or here:
-                bar.set_postfix_str(f"{len(bad) + len(here)} bad", refresh=False)
+            # the others get on as fast, more or less
+            bar.update(min(batch.size * fabric.world_size, total - bar.n))
+            if bad:
+                bar.set_postfix_str(f"{len(bad)} bad", refresh=False)
+            if work.stopped:
+                return
 
 
-def _refuse_bad(work: Extraction, bad: Sequence[tuple[str, str]], limit: int, total: int) -> None:
-    if len(bad) <= limit:
+def _refuse_bad(work: Extraction, bad: Mapping[str, str], allowed: int, images: int, strict: bool) -> None:
+    if len(bad) <= allowed:
         return
-    name, reason = bad[-1] if limit == 0 else bad[0]
-    work.stop()
-    if limit == 0:
-        raise DataError(
-            f"every image must be readable; {name} is not ({reason}): mend it, or allow some with --max-bad"
-        )
-    where = work.list_bad(bad)
+    name, reason = next(iter(bad.items()))
+    if strict:
+        raise DataError(f"every image must be readable; {name} is not ({reason}): mend it, or leave out --strict")
+    where = work.list_bad(list({**dict(work.bad()), **bad}.items()))
     raise DataError(
-        f"at most {limit} of {total} images may be unreadable; {len(bad)} are so far, such as {name} ({reason}): see "
-        f"{where}, mend them or raise --max-bad"
+        f"at most {allowed} of {images} images may be unreadable; {len(bad)} are so far, such as {name} ({reason}): "
+        f"see {where}; raise --max-bad to go on without them, or mend them and choose another folder"
     )
+
+
+def _refuse_values(features: Tensor, dtype: str, names: Sequence[str]) -> None:
+    """Refuse features (B, ...) that are not finite in `dtype`, by the names of their images."""
+    limit = torch.finfo(getattr(torch, dtype)).max
+    peaks = features.flatten(1).abs().amax(1)
+    for i in (~(peaks <= limit)).nonzero().flatten().tolist()[:1]:  # NaN compares false
+        if peaks[i].isfinite():
+            raise DataError(
+                f"{dtype} holds values up to {limit:g}; the features of {names[i]} reach {peaks[i]:g}: use "
+                "--dtype float32"
+            )
+        raise DataError(f"features must be finite; those of {names[i]} are not: check the weights, or the --precision")
 
 
 @contextlib.contextmanager
 def _claimed(work: Extraction, fabric: Fabric) -> Iterator[None]:
-    """The first process takes the folder for all; where it cannot, all of them stop."""
+    """The first process takes the folder for all of them."""
     with contextlib.ExitStack() as stack:
-        problem = None
-        if fabric.is_global_zero:
-            try:
+        with _failing_together(work, fabric):
+            if fabric.is_global_zero:
                 stack.enter_context(work.claimed())
-            except DissensusError as error:
-                problem = error
-        told = str(fabric.broadcast(str(problem or "")))
-        if told:
-            raise problem or DataError(told)
+        with _failing_together(work, fabric):
+            if not fabric.is_global_zero:
+                stack.enter_context(work.joined())
         yield
 
 
 @contextlib.contextmanager
 def _failing_together(work: Extraction, fabric: Fabric) -> Iterator[None]:
-    """A user's mistake that one process meets is every process' mistake."""
+    """Wait for all processes; a mistake that one of them meets is every process' mistake."""
     problem: DissensusError | None = None
     try:
         yield
     except DissensusError as error:
-        work.stop()
         problem = error
+    except OSError as error:
+        problem = DataError(
+            f"cannot write {error.filename or work.folder}, {error.strerror or error}: check its rights and the space "
+            "left, or choose another folder"
+        )
+        problem.__cause__ = error
     if fabric.world_size > 1:
         told: list[str] = [""] * fabric.world_size
-        torch.distributed.all_gather_object(told, str(problem or ""))
+        try:
+            torch.distributed.all_gather_object(told, str(problem or ""))
+        except RuntimeError as error:
+            raise problem or DissensusError(
+                "all processes of a command must live to its end; one was killed: give the same command again"
+            ) from error
         problem = problem or next((DataError(text) for text in told if text), None)
     if problem is not None:
         raise problem
@@ -232,7 +255,10 @@ def _check(
     max_bad: float,
 ) -> None:
     if corruption is not None:
-        corruptions.check(corruption, severity)
+        # once here, where whatever is missing is told in one line; in a worker it would be a traceback
+        corruptions.corrupt(Image.new("RGB", (32, 32)), corruption, severity, 0)
+    elif severity != 1:
+        raise DissensusError(f"severity is of a corruption; got severity={severity} and none: add --corruption")
     rules = {
         "augment must be at least 0": (augment, augment >= 0),
         "seed must be within 0..2147483647": (seed, 0 <= seed < 2**31),

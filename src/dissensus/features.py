@@ -120,7 +120,8 @@ class FeatureSet:
             group_names=self.group_names,
             dtype=dtype,
             shard_rows=shard_rows,
-            provenance=self.provenance,
+            # its own passes: a subset of an augmented set may have others
+            provenance={**self.provenance, "passes": self.passes} if "passes" in self.provenance else self.provenance,
         ) as writer:
             for x, at in self.batches(max(1, 2**22 // self.width)):
                 y = None if self.labels is None else self.labels[at]
@@ -169,15 +170,16 @@ class FeatureSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A sha256 that changes with any value, label, name or the order of rows.
+        """A sha256 that changes with any value, label, name, the order of rows or the number of passes.
 
         A set in memory and the same set on disk have different fingerprints.
         """
+        passes = b"" if self.passes == 1 else f" {self.passes} passes".encode()
         if self._root is not None and self._index is not None:
-            return hashlib.sha256(self._root.fingerprint.encode() + self._index.tobytes()).hexdigest()
+            return hashlib.sha256(self._root.fingerprint.encode() + self._index.tobytes() + passes).hexdigest()
         hashes = [shard.sha256 for shard in self._shards]
         facts = [len(self), self.shape, str(self._parts[0].dtype), self.classes, self.group_names, hashes]
-        digest = hashlib.sha256(json.dumps(facts).encode())
+        digest = hashlib.sha256(json.dumps(facts).encode() + passes)
         if self.folder is None:
             for codes in (self.labels, self.groups):
                 digest.update(b"none" if codes is None else codes.numpy().tobytes())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import pandas as pd
 from lightning.fabric import Fabric
 from torch import nn
 
-from dissensus import backbones, methods, report, tables, tails
+from dissensus import backbones, judged, methods, report, tables, tails
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, UnknownNameError
 from dissensus.evaluate import Suite, evaluate
 from dissensus.features import FeatureSet
 from dissensus.files import make_folder
+from dissensus.judging import Samples
 from dissensus.runs import Run
+from dissensus.settings import PRECISIONS, Settings, resolve
 from dissensus.train import fit
 
 TAIL_NAMES = (*tails.TAILS, "backbone")
@@ -34,41 +38,65 @@ def run_methods(
     init: str = "random",
     training: Mapping[str, Any] | None = None,
     seed: int = 0,
+    lenient: bool = False,
     progress: bool = True,
     fabric: Fabric | None = None,
 ) -> pd.DataFrame:
-    """Train and judge every method; the frame of `evaluate`, all methods in one."""
-    frames = []
+    """Train and judge every method; the frame of `evaluate`, all methods in one.
+
+    `lenient` leaves out, with a line, a method that these data do not allow.
+    """
+    frames: list[pd.DataFrame] = []
     for number, name in enumerate(names, start=1):
         recipe = methods.get(name)
         say(f"{suite.name} {number}/{len(names)}: {name}", fabric)
         ensemble = new_ensemble(suite.train, recipe.members or members, tail=tail, init=init, seed=seed)
         where = suite.disagreement if recipe.takes_set else None
         chosen = settings_for(name, members, training or {})
-        fit(
-            ensemble,
-            suite.train,
-            name,
-            **chosen,
-            disagreement=where,
-            seed=seed,
-            out=out / name,
-            progress=progress,
-            fabric=fabric,
-        )
-        run = Run.open(out / name)
-        frames.append(
-            evaluate(
+        try:
+            fit(
                 ensemble,
-                suite.sets,
-                about=run.about,
-                classes=suite.train.classes,
-                backbone=run.settings["backbone"],
-                held_out=suite.held_out,
-                progress=progress and (fabric is None or fabric.is_global_zero),
+                suite.train,
+                name,
+                **chosen,
+                disagreement=where,
+                seed=seed,
+                out=out / name,
+                progress=progress,
+                fabric=fabric,
             )
+        except DataError as error:
+            if not lenient or not (frames or number < len(names)):
+                raise
+            say(f"{suite.name} goes on without {name}: {error}", fabric)
+            continue
+        run = Run.open(out / name)
+        samples: dict[str, Samples] = {}
+        frame = evaluate(
+            ensemble,
+            suite.sets,
+            about=run.about,
+            classes=suite.train.classes,
+            backbone=run.settings["backbone"],
+            held_out=suite.held_out,
+            samples=samples,
+            progress=progress and (fabric is None or fabric.is_global_zero),
         )
+        if fabric is None or fabric.is_global_zero:
+            judged.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, samples)
+        frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def check(names: Sequence[str], members: int, training: Mapping[str, Any], *, seed: int, tail: str | None) -> None:
+    """Refuse what no data could be trained with, before hours are spent on features."""
+    if tail is not None and tail not in TAIL_NAMES:
+        raise UnknownNameError("tail", tail, TAIL_NAMES)
+    own = inspect.signature(fit).parameters
+    rest = {f.name: own[f.name].default for f in fields(Settings) if f.name in own and f.name != "method"}
+    for name in names:
+        values = {**rest, **settings_for(name, members, training), "seed": seed, "precision": PRECISIONS[0]}
+        resolve(name, methods.get(name).members or members, **values)
 
 
 def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,12 +116,12 @@ def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict
     return chosen
 
 
-def feasible(names: Sequence[str], suite: Suite) -> list[str]:
+def feasible(names: Sequence[str], suite: Suite, fabric: Fabric | None = None) -> list[str]:
     """Those methods that the suite has what they need for; a line tells of the others."""
     chosen = list(dict.fromkeys(names))
     lacking = [name for name in chosen if methods.get(name).takes_set and suite.disagreement is None]
     for name in lacking:
-        say(f"{suite.name} goes on without {name}: the suite has no set to disagree on")
+        say(f"{suite.name} goes on without {name}: the suite has no set to disagree on", fabric)
     if len(lacking) == len(chosen):
         raise DissensusError(
             f"{', '.join(chosen)} need a disagreement set; {suite.name} has none: choose other methods"
@@ -145,13 +173,20 @@ def _template(tail: str, features: FeatureSet, classes: int, about: Mapping[str,
 
 
 def write_results(sections: Sequence[report.Section], out: Path) -> str:
-    """Write results.csv and report.html into `out`; the tables as text for the terminal."""
+    """Write results.csv and report.html into `out`; the tables as text for the terminal.
+
+    A page is of one suite: where there are several, each has its own in its folder, and `out` a short one of all.
+    """
     make_folder(out)
     several = len(sections) > 1
     named = [s.frame.assign(dataset=s.title + "/" + s.frame["dataset"]) if several else s.frame for s in sections]
     tables.write(pd.concat(named, ignore_index=True), out / "results.csv")
-    report.write(sections, out / "report.html")
-    say(f"wrote {out / 'results.csv'}, {out / 'report.html'} and the trained ensembles beside them")
+    for folder in [out / s.title for s in sections] if several else [out]:
+        report.write_page(report.gather([folder]), folder / "report.html")
+    if several:
+        report.write(sections, out / "report.html")
+    pages = [out / s.title / "report.html" for s in sections] if several else [out / "report.html"]
+    say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
     texts = [f"{s.title}: {s.summary}\n\n{tables.as_text(tables.summary(s.frame, s.families))}" for s in sections]
     return "\n".join(texts)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import sys
+import threading
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -88,33 +94,51 @@ class Views(Dataset[Read]):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads batches ahead in worker processes."""
+    """Reads batches ahead in so many worker processes; 0: in this one, when they are asked for."""
 
     views: Views
     batch_size: int
-    workers: int | None
+    workers: int
 
     def __call__(self, jobs: Iterable[Job]) -> Iterator[Read]:
         """The batches of these shards in order; a shard is asked for when its turn to be read comes."""
-        count = min(8, len(os.sched_getaffinity(0))) if self.workers is None else self.workers
-        loader = DataLoader(
-            self.views,
-            batch_size=None,
-            sampler=_Lazy(jobs, self.batch_size),
-            num_workers=count,
-            prefetch_factor=2 if count else None,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]
-            worker_init_fn=_leave_interrupts_to_the_parent,
-        )
-        try:
-            yield from loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise DissensusError(
-                "a process that reads images was killed, probably for want of memory: use fewer --workers or a smaller "
-                "--batch-size; what is finished is kept"
-            ) from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked
+            loader = DataLoader(
+                self.views,
+                batch_size=None,
+                sampler=_Lazy(jobs, self.batch_size),
+                num_workers=self.workers,
+                prefetch_factor=2 if self.workers else None,
+                collate_fn=_as_it_is,  # type: ignore[arg-type]
+                worker_init_fn=_prepare,
+                # a server that forks would import everything anew for every worker
+                multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
+                generator=torch.Generator(),  # its own: the loader draws a seed, of no use here
+            )
+            with _no_interrupts():
+                batches = iter(loader)
+        yield from batches
+
+
+def default_workers(processes: int) -> int:
+    """One a core that this process may use, shared with others like it; at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, max(1, cores // processes))
+
+
+@contextlib.contextmanager
+def explained_deaths() -> Iterator[None]:
+    """Tell of a worker that was killed, of which PyTorch learns by a signal: at any line, in whatever runs then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DissensusError(
+            "a process that reads images was killed, probably for want of memory: use fewer --workers or a smaller "
+            "--batch-size; what is finished is kept"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -136,5 +160,28 @@ def _as_it_is(batch: Read) -> Read:
     return batch
 
 
-def _leave_interrupts_to_the_parent(worker: int) -> None:
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from workers that are about to start; what comes meanwhile comes afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare(worker: int) -> None:
+    """Leave Ctrl-C to the parent, and end when it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # PyTorch's own watch leaves a worker behind, for ever, that has more to hand over than a pipe holds
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    parent.join()
+    os._exit(1)

@@ -19,19 +19,25 @@ from torchvision.transforms import functional as TF
 from torchvision.transforms.transforms import RandomResizedCrop
 
 from dissensus.errors import DissensusError
+from dissensus.images import to_rgb
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
+LONGEST = 32  # how many times the shorter side the longer one may be when an image is resized
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize so that the crop is a share `crop` of the shorter side, cut out the centre, normalise."""
+    """Resize so that the crop is a share `crop` of the shorter side, cut out the centre, normalise.
+
+    `squash` makes of every image a square first, as some weights were trained.
+    """
 
     size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str = "bicubic"
     crop: float = 0.875
+    squash: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -41,8 +47,11 @@ class Preprocessing:
 
     def centre(self, image: Image.Image) -> Pixels:
         """An RGB image -> its centre, (size, size, 3) bytes."""
-        # rounded down, as timm does: the weights were tested so
-        resized = TF.resize(image, int(self.size / self.crop), self._mode)
+        side = int(self.size / self.crop)  # rounded down, as timm does: the weights were tested so
+        if self.squash:
+            resized = TF.resize(image, [side, side], self._mode)
+        else:
+            resized = TF.resize(_without_far_ends(image), side, self._mode)
         return np.asarray(TF.center_crop(resized, self.size))
 
     def augmented(self, image: Image.Image, seed: int) -> Pixels:
@@ -60,13 +69,21 @@ class Preprocessing:
         return pixels.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """An RGB image -> (3, size, size) floats, as the trunk takes them."""
-        return self.normalise(torch.from_numpy(self.centre(image).copy())[None])[0]
+        """An image of any kind -> (3, size, size) floats, as the trunk takes them."""
+        return self.normalise(torch.from_numpy(self.centre(to_rgb(image)).copy())[None])[0]
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """As plain values; `squash` only where it is so."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return values if self.squash else {name: value for name, value in values.items() if name != "squash"}
 
     @property
     def _mode(self) -> InterpolationMode:
         return InterpolationMode(self.interpolation)
+
+
+def _without_far_ends(image: Image.Image) -> Image.Image:
+    """A very long image without its ends, which the crop leaves out: a line of pixels would fill the memory."""
+    width, height = image.size
+    left, top = (max(0, (side - LONGEST * min(image.size)) // 2) for side in image.size)
+    return image.crop((left, top, width - left, height - top)) if left or top else image

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dissensus import methods
 from dissensus.ensemble import Ensemble
-from dissensus.errors import DataError, DissensusError
+from dissensus.errors import DataError, DissensusError, RunError
 from dissensus.features import FeatureSet
 from dissensus.logbook import Logbook
 from dissensus.runs import Run
@@ -110,10 +110,7 @@ def fit(
     run = None
     if out is not None:
         claim = {**asdict(settings), **_provenance(ensemble, train_features, disagreement)}
-        if fabric.is_global_zero:
-            run = Run.claim(out, claim, resume=resume)
-        fabric.barrier()
-        run = run or Run.claim(out, claim, resume=True)  # the other ranks, of what the first has made
+        run = _claim(out, claim, resume, fabric)
         if run.finished:
             ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
             return ensemble.eval()
@@ -126,6 +123,19 @@ def fit(
         run.finish()
     fabric.barrier()
     return ensemble
+
+
+def _claim(out: str | os.PathLike[str], claim: Mapping[str, Any], resume: bool, fabric: Fabric) -> Run:
+    """The first process takes the folder; where it cannot, none goes on."""
+    run, problem = None, ""
+    if fabric.is_global_zero:
+        try:
+            run = Run.claim(out, claim, resume=resume)
+        except RunError as error:
+            problem = str(error)
+    if told := str(fabric.broadcast(problem)):
+        raise RunError(told)
+    return run or Run.claim(out, claim, resume=True)  # the others, of what the first has made
 
 
 def _train(
@@ -252,8 +262,14 @@ def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet 
         "train": train.fingerprint,
         "disagreement": disagreement.fingerprint if disagreement else None,
         "classes": list(train.classes),
-        "backbone": train.provenance.get("backbone"),
+        "backbone": _trunk(train),
     }
+
+
+def _trunk(train: FeatureSet) -> dict[str, Any] | None:
+    """What made the features: the backbone, and how it was run."""
+    about = train.provenance.get("backbone")
+    return None if about is None else {**about, "engine": train.provenance.get("engine", "eager")}
 
 
 def _agree(fabric: Fabric, *flags: bool) -> list[bool]:

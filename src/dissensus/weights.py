@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,18 +29,28 @@ def load(architecture: str, given: str | os.PathLike[str] | None, options: Mappi
     if given is None:
         return _from_hub(architecture, options), "hub"
     if str(given) == RANDOM:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return timm.create_model(architecture, **options), RANDOM
+        return build(architecture, **options), RANDOM
     path = Path(given)
     state = read(path)
     config = timm.get_pretrained_cfg(architecture)
-    head = state.get(f"{config.classifier}.weight") if config is not None else None
-    if head is not None:  # a model that was trained further may tell other classes apart
+    classifier = None if config is None else config.classifier
+    head = state.get(f"{classifier}.weight")
+    if head is not None and head.ndim:  # a model that was trained further may tell other classes apart
         options = {**options, "num_classes": len(head)}
-    model = timm.create_model(architecture, **options)
+    model = build(architecture, **options)
+    if head is None and "num_classes" in options:  # trained without a head: the new one stays
+        state |= {name: value for name, value in model.state_dict().items() if name.startswith(f"{classifier}.")}
+    if "img_size" in options:
+        state = _resampled(state, model)
     _fit(model, state, path, architecture)
     return model, str(path.resolve())
+
+
+def build(architecture: str, **options: Any) -> nn.Module:
+    """A timm model; what is drawn at random is the same every time, and the global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return timm.create_model(architecture, **options)
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -85,9 +96,9 @@ def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
         raise DissensusError(f"timm has no pretrained weights for {architecture}: {remedy}")
     try:
         with _offline_unless_reachable():
-            return timm.create_model(architecture, pretrained=True, **options)
+            return build(architecture, pretrained=True, **options)
     except Exception as error:  # whatever the network, the hub's client or its cache may raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
         raise DissensusError(
             f"the weights of {architecture} cannot be fetched from the hub ({reason}): {remedy}"
         ) from error
@@ -107,6 +118,15 @@ def _offline_unless_reachable() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def _resampled(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights for images of another size, as timm makes them of those on the hub: positions are interpolated."""
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    try:
+        return state if convert is None else dict(convert(state, model))
+    except Exception:  # tensors that are not of this model: what is wrong with them is told next
+        return state
 
 
 def _fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, architecture: str) -> None:

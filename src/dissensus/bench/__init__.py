@@ -2,8 +2,8 @@
 
     dissensus bench --json
 
-Every case runs its two sides in turn and reports the ratio of their medians; see `peers` and `memory` for what
-exactly is compared.
+Every case runs its two sides in turn and reports the ratio of their medians; see `peers`, `images` and `memory` for
+what exactly is compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dissensus import __version__
-from dissensus.bench import core, memory, peers
+from dissensus.bench import core, images, memory, peers
 from dissensus.bench.measure import QUICK, Entry, Sizes, sizes_record
 from dissensus.errors import DissensusError, UnknownNameError
 from dissensus.files import make_folder, write_json
@@ -34,6 +34,9 @@ CASES: Mapping[str, Callable[[Sizes, int], Sequence[Entry]]] = {
     "loop": peers.loop,
     "peers": peers.libraries,
     "memory": memory.one_epoch,
+    "extract": images.extraction,
+    "engine": images.faster,
+    "predict": images.prediction,
 }
 
 
@@ -61,6 +64,8 @@ def run_bench(
         peers.require()
     if "memory" in names:
         memory.require(sizes)
+    if "engine" in names:
+        images.require()
     if out is not None:
         make_folder(out.parent)
 
@@ -83,7 +88,7 @@ def _versions() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    for name in ("torch-uncertainty", "torchensemble"):
+    for name in ("torch-uncertainty", "torchensemble", "timm", "onnxruntime"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

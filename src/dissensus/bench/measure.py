@@ -38,9 +38,14 @@ class Sizes:
     active: int = 2
     fit_batches: int = 20  # batches of the epoch that whole fits are compared on
     rows: int = 1_281_167  # of the training set of the memory case: ImageNet's
+    images: int = 256  # of an extraction
+    pixels: int = 224  # a side
+    image_batch: int = 64
 
 
-QUICK = Sizes(features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000)
+QUICK = Sizes(
+    features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000, images=16, pixels=64, image_batch=8
+)
 
 
 class Side(NamedTuple):
@@ -156,7 +161,8 @@ def _process(side: Side) -> Iterator[Callable[[], float]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dissensus.bench"])
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(side.make, side.burst, there), daemon=True)
+    # not a daemon: those may not have worker processes of their own. It ends when the pipe does.
+    process = context.Process(target=_serve, args=(side.make, side.burst, there))
     process.start()
     there.close()
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
-from dissensus.cli import bench, demo, evaluate, extract, lists, parser, run, suite, train
+from dissensus.cli import bench, demo, evaluate, extract, lists, parser, report, run, study, suite, train
 from dissensus.cli.parser import Verb
 from dissensus.errors import DissensusError
 
@@ -23,6 +23,8 @@ VERBS = {
     "extract": Verb(extract.extract, extract.EXAMPLE, extract.PLAIN),
     "train": Verb(train.train, train.EXAMPLE, train.PLAIN),
     "evaluate": Verb(evaluate.evaluate, evaluate.EXAMPLE, evaluate.PLAIN),
+    "study": Verb(study.study, study.EXAMPLE, study.PLAIN),
+    "report": Verb(report.report, report.EXAMPLE, report.PLAIN),
     "suite": Verb(suite.suite, suite.EXAMPLE, suite.PLAIN),
     "list": Verb(lists.list_, lists.EXAMPLE, lists.PLAIN),
     "bench": Verb(bench.bench, bench.EXAMPLE, bench.PLAIN),
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DissensusError as error:
         parser.fail(str(error))
     except KeyboardInterrupt:
-        hint = "; the same command goes on from here" if verb in ("demo", "extract", "run", "train") else ""
+        hint = "; the same command goes on from here" if verb in ("demo", "extract", "run", "study", "train") else ""
         print(f"\ndissensus: stopped{hint}", file=sys.stderr)
         return 130
     except (MemoryError, RuntimeError) as error:

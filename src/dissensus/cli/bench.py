@@ -16,7 +16,7 @@ def bench(
     """Measure speed as ratios within one run: against the floor, a plain loop, and two peer libraries.
 
     Args:
-        cases: which cases; by default all: floor, scaling, pairs, loop, peers, memory.
+        cases: which cases; by default all: floor, scaling, pairs, loop, peers, memory, extract, engine, predict.
         repeats: interleaved repeats; medians are reported.
         json: print JSON instead of a table.
         out: write the JSON to this file as well.

@@ -21,6 +21,8 @@ Format = Literal["table", "csv", "json", "md", "tex"]
 def evaluate(
     runs: list[str],
     suite: str | None = None,
+    root: str | None = None,
+    features: str | None = None,
     id: str | None = None,
     shift: list[str] | None = None,
     ood: list[str] | None = None,
@@ -31,13 +33,16 @@ def evaluate(
     protocol: Literal["mask", "vote"] = "mask",
     format: Format = "table",
     out: str | None = None,
+    keep: bool = True,
     progress: bool = True,
 ) -> None:
     """Judge trained runs: accuracy in and out of distribution, OOD detection, diversity.
 
     Args:
         runs: run folders that train wrote.
-        suite: a suite of data sets to judge on: dissensus list suites.
+        suite: a suite of data sets to judge on: dissensus list suites; what is not extracted yet will be.
+        root: for a suite of images, the folder that holds them.
+        features: where that suite's features are kept, such as OUT/features of dissensus run; by default the cache.
         id: instead of a suite, the in-distribution test features (a folder or .npz).
         shift: shifted sets with the same labels, each as NAME=FEATURES.
         ood: sets with other labels, each as NAME=FEATURES.
@@ -48,15 +53,18 @@ def evaluate(
         protocol: for sets with a part of the classes: mask the logits first, or the authors' vote.
         format: what to print: a summary table, or every number as csv, json, md or tex.
         out: write every number to this file instead (.csv, .json, .md, .tex); the table is still printed.
+        keep: leave what was found in the run folder too, for dissensus report.
         progress: show a progress bar when stderr is a terminal.
     """
     import pandas as pd
 
     from dissensus import aggregate as aggregates
-    from dissensus import scores, tables
+    from dissensus import judged, scores, tables
     from dissensus.cli import inputs
     from dissensus.ensemble import Ensemble
+    from dissensus.evaluate import Role
     from dissensus.evaluate import evaluate as judge
+    from dissensus.judging import Samples
     from dissensus.runs import Run
 
     scores.get(score)
@@ -66,7 +74,9 @@ def evaluate(
     if out is not None and Path(out).suffix not in tables.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(tables.SUFFIXES)}; got {out}")
     opened = [Run.open(run) for run in runs]
-    sets, families, kept = inputs.find_judges(suite, id, {"shift": shift, "ood": ood, "groups": groups}, held_out)
+    options = inputs.suite_options(opened, suite, root, features)
+    others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
+    sets, families, kept = inputs.find_judges(suite, id, others, held_out, options)
     if aggregate == "greedy-soup" and kept is None:
         raise DissensusError("greedy-soup is chosen on held-out features; none were given: add --held-out FEATURES")
     frames: list[pd.DataFrame] = []
@@ -79,17 +89,21 @@ def evaluate(
                 f"runs of one table must differ in method, members, active, diversity or seed; {same.folder} and "
                 f"{run.folder} do not: evaluate them one by one"
             )
-        frames.append(
-            judge(
-                ensemble,
-                sets,
-                about=run.about,
-                classes=run.settings["classes"],
-                held_out=kept,
-                protocol=protocol,
-                progress=progress,
-            )
+        samples: dict[str, Samples] = {}
+        found = judge(
+            ensemble,
+            sets,
+            about=run.about,
+            classes=run.settings["classes"],
+            backbone=run.settings.get("backbone"),
+            held_out=kept,
+            protocol=protocol,
+            samples=samples,
+            progress=progress,
         )
+        if keep:
+            judged.keep(run.folder, suite or "own sets", "", run.settings["classes"], sets, found, samples)
+        frames.append(found)
     frame = pd.concat(frames, ignore_index=True)
     if out is not None:
         tables.write(frame, Path(out))

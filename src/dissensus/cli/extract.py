@@ -118,42 +118,20 @@ def extract(
         check_backbone(made.describe(), named, f"--classes-of {classes_of}")
     fabric = inputs.launch(accelerator, devices, num_nodes, precision)
     if fabric.is_global_zero:
-        _announce(found, made, layers, max(1, augment), dtype)
+        inputs.announce(found, made, layers, max(1, augment), dtype)
+    begun = Path(out).is_dir() and any(Path(out).iterdir())
     start = time.monotonic()
-    features = run(
-        found, made, out, augment=augment, corruption=corruption, severity=severity, seed=seed, batch_size=batch_size,
-        workers=workers, engine=engine, dtype=dtype, shard_images=shard_images, max_bad=allowed, strict=strict,
-        progress=progress, fabric=fabric,
-    )  # fmt: skip
+    with inputs.first_speaks(fabric):
+        features = run(
+            found, made, out, augment=augment, corruption=corruption, severity=severity, seed=seed,
+            batch_size=batch_size, workers=workers, engine=engine, dtype=dtype, shard_images=shard_images,
+            max_bad=allowed, strict=strict, progress=progress, fabric=fabric,
+        )  # fmt: skip
     if fabric.is_global_zero:
         seconds, bad = time.monotonic() - start, features.provenance["bad"]
+        rate = "" if begun else f" ({len(features) / seconds:.0f} a second)"  # some were there already
         told = f"; {bad} could not be read: {Path(out) / 'bad.tsv'}" if bad else ""
-        say(f"features of {len(features):,} images in {seconds:.0f} s ({len(features) / seconds:.0f} a second){told}")
+        say(f"features of {len(features):,} images in {seconds:.0f} s{rate}{told}")
         if features.labels is not None:
             say(f"train on them with: dissensus train {shlex.quote(out)} --out runs/mine")
         print(out)
-
-
-def _announce(found: object, backbone: object, layers: int, passes: int, dtype: str) -> None:
-    """Say what is about to be done, and how large it will be."""
-    from dissensus.backbones import Backbone
-    from dissensus.images import ImageSet
-
-    assert isinstance(found, ImageSet)
-    assert isinstance(backbone, Backbone)
-    values = 1
-    for extent in backbone.shape:
-        values *= extent
-    each = values * (2 if dtype == "float16" else 4)
-    labels = "unlabelled" if found.labels is None else f"{len(found.classes)} classes"
-    say(
-        f"{len(found):,} images ({labels}) through {backbone.name} at {backbone.transform.size} px: features "
-        f"{'x'.join(map(str, backbone.shape))}, {each * len(found) * passes / 1e6:,.1f} MB in all"
-    )
-    if found.labels is not None and len(found.classes) < 2:
-        say(f"there is one class only, {found.classes[0]!r}: training needs two, so take this for an ood set")
-    if backbone.layers < layers:
-        say(
-            f"{backbone.name} has no layer before its classifier that can be cut off alone: members own the classifier "
-            "(layers 1)"
-        )

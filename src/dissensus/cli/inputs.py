@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from dissensus import suites
+from dissensus.backbones import Backbone
+from dissensus.cli.parser import say
 from dissensus.errors import DataError, DissensusError, UnknownNameError
 from dissensus.evaluate import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
+from dissensus.images import ImageSet
+from dissensus.runs import Run
 from dissensus.settings import PRECISIONS
 
 
@@ -29,7 +35,7 @@ class Judges(NamedTuple):
 
 
 def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
-    """A feature folder, an .npz file, or the training set of a suite by name (and then that suite)."""
+    """A feature folder, an .npz file, or the training set of an embedded suite by name (and then that suite)."""
     path = Path(where)
     if path.suffix == ".npz":
         return _npz(path), None
@@ -37,6 +43,11 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         return FeatureSet.open(path), None
     if where not in suites.SUITES:
         raise UnknownNameError("features (neither a folder, an .npz file nor a suite)", where, suites.SUITES)
+    if suites.needs_root(where):
+        raise DissensusError(
+            f"{where} is a suite of images: train on it with dissensus run --suite {where} --root DIR, or give the "
+            "features that dissensus extract wrote"
+        )
     suite = suites.load(where)
     return suite.train, suite
 
@@ -56,9 +67,13 @@ def _npz(path: Path) -> FeatureSet:
 
 
 def find_judges(
-    suite: str | None, inside: str | None, others: Mapping[Role, Sequence[str] | None], held_out: str | None
+    suite: str | None,
+    inside: str | None,
+    others: Mapping[Role, Sequence[str] | None],
+    held_out: str | None,
+    options: Mapping[str, Any],
 ) -> Judges:
-    """The sets of a suite, or those that NAME=FEATURES flags give, by role."""
+    """The sets of a suite, made with these options, or those that NAME=FEATURES flags give, by role."""
     if (suite is None) == (inside is None):
         got = "neither" if suite is None else "both"
         raise DissensusError(f"evaluate needs either --suite NAME or --id FEATURES; got {got}")
@@ -67,7 +82,7 @@ def find_judges(
         given = ", ".join(f"--{role}" for role, entries in others.items() if entries)
         if given:
             raise DissensusError(f"a suite brings its own sets; got --suite with {given}: use --id with those")
-        loaded = suites.load(suite)
+        loaded = suites.load(suite, **options)
         return Judges(list(loaded.sets), loaded.families, kept or loaded.held_out)
     found = [SuiteSet("id", "id", find_features(cast(str, inside))[0])]
     for role, entries in others.items():
@@ -90,6 +105,60 @@ def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
             raise DissensusError(f"{flag} takes COLUMN=VALUE; got {entry!r}: write {flag} {name or 'COLUMN'}=VALUE")
         found[name] = value
     return found
+
+
+def suite_options(runs: Sequence[Run], suite: str | None, root: str | None, features: str | None) -> dict[str, Any]:
+    """How to make a suite that these runs can be judged on: through the backbone that they were trained with."""
+    asked = {"root": root, "features": features}
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if options and suite is None:
+        raise DissensusError(
+            f"--root and --features are about a suite; got {', '.join(options)} without --suite: add it"
+        )
+    backbones = {run.folder: run.settings.get("backbone") for run in runs}
+    first, about = next(iter(backbones.items()))
+    for folder, other in backbones.items():
+        if (other or {}).get("fingerprint") != (about or {}).get("fingerprint"):
+            raise DissensusError(
+                f"runs of one table need one backbone; {first} and {folder} differ: evaluate them apart"
+            )
+    if suite == "digits" and about is None:
+        return {**options, "backbone": "pixels"}
+    if about is not None and suite is not None and suite != "dominoes":
+        weights = None if about["weights"] in ("package", "hub") else about["weights"]
+        options |= {name: about[key] for name, key in (("backbone", "name"), ("layers", "layers"), ("size", "size"))}
+        options |= {"crop": about["crop"], "engine": about.get("engine", "eager")}
+        options |= {} if weights is None else {"weights": weights}
+    return options
+
+
+@contextmanager
+def first_speaks(fabric: Fabric) -> Iterator[None]:
+    """Let a mistake that all processes meet be told once, by the first."""
+    try:
+        yield
+    except (DissensusError, KeyboardInterrupt) as error:
+        if fabric.is_global_zero:
+            raise
+        # with another code than 0 Fabric might kill the first one before it can speak
+        raise SystemExit(0) from error
+
+
+def announce(found: ImageSet, backbone: Backbone, layers: int, passes: int, dtype: str) -> None:
+    """Say what is about to be done, and how large it will be."""
+    each = math.prod(backbone.shape) * (2 if dtype == "float16" else 4)
+    labels = "unlabelled" if found.labels is None else f"{len(found.classes)} classes"
+    say(
+        f"{len(found):,} images ({labels}) through {backbone.name} at {backbone.transform.size} px: features "
+        f"{'x'.join(map(str, backbone.shape))}, {each * len(found) * passes / 1e6:,.1f} MB in all"
+    )
+    if found.labels is not None and len(found.classes) < 2:
+        say(f"there is one class only, {found.classes[0]!r}: training needs two, so take this for an ood set")
+    if backbone.layers < layers:
+        say(
+            f"{backbone.name} has no layer before its classifier that can be cut off alone: members own the classifier "
+            "(layers 1)"
+        )
 
 
 def launch(accelerator: str, devices: int, num_nodes: int, precision: str) -> Fabric:

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dissensus.cli.parser import Arguments
 
-LISTS = ("methods", "scores", "aggregates", "suites", "tails")
+LISTS = ("backbones", "methods", "scores", "aggregates", "suites", "studies", "tails", "corruptions", "engines")
 EXAMPLE = "dissensus list methods"
 PLAIN: Arguments = {"what": {"choices": LISTS, "help": ", ".join(LISTS)}}
 
 
 def list_(what: str) -> None:
-    """Say which methods, scores, aggregates, suites or tails there are, a line each.
+    """Say what there is to choose from, a line each.
 
     Args:
-        what: methods, scores, aggregates, suites or tails.
+        what: backbones, methods, scores, aggregates, suites, studies, tails, corruptions or engines.
     """
-    from dissensus import aggregate, methods, scores, suites, tails
+    from dissensus import aggregate, backbones, corruptions, engines, methods, scores, studies, suites, tails
 
-    lines: dict[str, str] = {}
-    if what == "methods":
-        lines = {name: method.summary for name, method in methods.METHODS.items()}
-    else:
-        tables: dict[str, dict[str, Any]] = {
-            "scores": dict(scores.SCORES),
-            "aggregates": dict(aggregate.AGGREGATES),
-            "tails": dict(tails.TAILS),
-        }
-        lines = {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in tables.get(what, {}).items()}
-    if what == "suites":
-        lines = {name: suites.summary(name) for name in suites.SUITES}
-    if what == "aggregates":
-        lines |= aggregate.OF_WEIGHTS
+    makers: dict[str, Callable[[], dict[str, str]]] = {
+        "backbones": backbones.known,
+        "methods": lambda: {name: method.summary for name, method in methods.METHODS.items()},
+        "scores": lambda: _first_lines(scores.SCORES),
+        "aggregates": lambda: _first_lines(aggregate.AGGREGATES) | aggregate.OF_WEIGHTS,
+        "suites": lambda: {name: suites.summary(name) for name in suites.SUITES},
+        "studies": lambda: {name: f"{s.paper}: {s.summary}" for name, s in studies.STUDIES.items()},
+        "tails": lambda: _first_lines(tails.TAILS) | {"backbone": "The layers that were cut off the backbone."},
+        "corruptions": lambda: dict.fromkeys(corruptions.CORRUPTIONS, "severities 1 to 5, as ImageNet-C"),
+        "engines": lambda: _first_lines(engines.ENGINES),
+    }
+    lines = makers[what]()
     width = max(map(len, lines))
     for name, text in lines.items():
         print(f"{name.ljust(width)}  {text}")
+
+
+def _first_lines(table: Mapping[str, Any]) -> dict[str, str]:
+    return {name: (entry.__doc__ or "").strip().split("\n")[0] for name, entry in table.items()}

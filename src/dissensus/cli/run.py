@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from dissensus.cli.parser import Arguments, share
-from dissensus.errors import DissensusError
+from dissensus.errors import DissensusError, UnknownNameError
 
 EXAMPLE = "dissensus run --suite pacs --root data --methods deep-ensemble sed-a2d --out runs/pacs"
 PLAIN: Arguments = {
@@ -44,6 +45,7 @@ def run(
     batch_size: int | None = None,
     weight_decay: float | None = None,
     label_smoothing: float | None = None,
+    confidence: float | None = None,
     seed: int = 0,
     progress: bool = True,
     accelerator: str = "auto",
@@ -80,6 +82,7 @@ def run(
         batch_size: samples a step.
         weight_decay: decoupled.
         label_smoothing: share of the label that is spread over all classes.
+        confidence: two-stage disagrees where the first stage's confidence is below this.
         seed: decides splits, initial weights and batches.
         progress: show progress bars when stderr is a terminal.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
@@ -91,39 +94,42 @@ def run(
     from dissensus import methods as known
     from dissensus.cli import inputs
 
-    names = list(known.METHODS) if methods == ["all"] else methods or []
-    for name in names:
-        known.get(name)
-    if not out:
-        raise DissensusError("--out must name a folder; got an empty name")
-    asked: dict[str, Any] = {
-        "root": root, "backbone": backbone, "weights": weights, "layers": layers, "size": size, "crop": crop,
-    }  # fmt: skip
-    options = {name: value for name, value in asked.items() if value is not None}
-    if suite != "dominoes":  # the one that has no images
-        options |= {
-            "features": features or Path(out) / "features",
-            "augment": augment,
-            "engine": engine,
-            "workers": workers,
-            "max_bad": share("--max-bad", max_bad),
-            "strict": strict,
-            "progress": progress,
-        }
-    training = dict(suites.recipe(suite, Path(root)).training) if root and suites.needs_root(suite) else {}
+    if not out or not suite or root == "":
+        raise DissensusError("--suite, --out and --root must name something; got an empty name")
+    everything = "all" in (methods or [])
+    names = list(dict.fromkeys(known.METHODS if everything else methods or []))
+    taken = suites.takes(suite)
     given = {
         "diversity": diversity, "epochs": epochs, "lr": lr, "batch_size": batch_size, "weight_decay": weight_decay,
-        "label_smoothing": label_smoothing,
+        "label_smoothing": label_smoothing, "confidence": confidence,
     }  # fmt: skip
+    training = suites.training(suite)
+    try:
+        job.check(names, members, training, seed=seed, tail=tail)
+    except UnknownNameError:
+        raise
+    except DissensusError as error:
+        raise DissensusError(f"training of suite {suite}: {error}") from error
     training |= {name: value for name, value in given.items() if value is not None}
+    job.check(names, members, training, seed=seed, tail=tail)
     fabric = inputs.launch(accelerator, devices, num_nodes, precision)
-    if suite != "dominoes":
-        options["fabric"] = fabric
-    loaded = suites.load(suite, seed=seed, **options)
-    frame = job.run_methods(
-        loaded, job.feasible(names, loaded), Path(out), members=members, tail=tail, init=init, training=training,
-        seed=seed, progress=progress, fabric=fabric,
-    )  # fmt: skip
-    if fabric.is_global_zero:
-        section = report.Section(loaded.name, loaded.summary, frame, loaded.families)
-        print(job.write_results([section], Path(out)), end="")
+    with inputs.first_speaks(fabric):
+        asked: dict[str, Any] = {
+            "root": root, "backbone": backbone, "weights": weights, "layers": layers, "size": size, "crop": crop,
+            "augment": augment or None, "workers": workers, "features": features,
+        }  # fmt: skip
+        options = {name: value for name, value in asked.items() if value is not None}
+        usual: dict[str, Any] = {
+            "features": Path(out) / "features", "engine": engine, "max_bad": share("--max-bad", max_bad),
+            "strict": strict, "progress": progress, "fabric": fabric, "tell": partial(job.say, fabric=fabric),
+        }  # fmt: skip
+        # what was not asked for goes to those suites that take it
+        options = {name: value for name, value in usual.items() if taken is None or name in taken} | options
+        loaded = suites.load(suite, seed=seed, **options)
+        frame = job.run_methods(
+            loaded, job.feasible(names, loaded, fabric), Path(out), members=members, tail=tail, init=init,
+            training=training, seed=seed, lenient=everything, progress=progress, fabric=fabric,
+        )  # fmt: skip
+        if fabric.is_global_zero:
+            section = report.Section(loaded.name, loaded.summary, frame, loaded.families)
+            print(job.write_results([section], Path(out)), end="")

@@ -96,13 +96,15 @@ def train(
     count = members if members is not None else recipe.members or 5
     ensemble = new_ensemble(given, count, tail=tail, init=init, seed=seed)
     fabric = inputs.launch(accelerator, devices, num_nodes, precision)
-    fit(
-        ensemble, given, method, diversity=diversity, active=active, main=main, hardness=hardness, epochs=epochs, lr=lr,
-        batch_size=batch_size, weight_decay=weight_decay, label_smoothing=label_smoothing, optimizer=optimizer,
-        schedule=schedule, clip=clip, disagreement=where, confidence=confidence, seed=seed, out=out, resume=resume,
-        checkpoint_seconds=checkpoint_seconds, log_every=log_every, tensorboard=tensorboard, progress=progress,
-        fabric=fabric,
-    )  # fmt: skip
+    with inputs.first_speaks(fabric):
+        fit(
+            ensemble, given, method, diversity=diversity, active=active, main=main, hardness=hardness, epochs=epochs,
+            lr=lr, batch_size=batch_size, weight_decay=weight_decay, label_smoothing=label_smoothing,
+            optimizer=optimizer, schedule=schedule, clip=clip, disagreement=where, confidence=confidence,
+            seed=seed, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds,
+            log_every=log_every, tensorboard=tensorboard, progress=progress,
+            fabric=fabric,
+        )  # fmt: skip
     if fabric.is_global_zero:
         how = "--id FEATURES --ood NAME=FEATURES" if suite is None else f"--suite {features}"
         say(f"trained {count} members by {method}; judge them with: dissensus evaluate {shlex.quote(out)} {how}")

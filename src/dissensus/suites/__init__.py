@@ -5,7 +5,7 @@
     fit(ensemble, suite.train)
     evaluate(ensemble, suite.sets, held_out=suite.held_out)
 
-Your own is a YAML file (see `recipe`), or joins these with the decorator; every command then takes it by name:
+Your own is a YAML file (see docs/suites.md), or joins these with the decorator; every command then takes it by name:
 
     @suites.register
     def leaves(seed: int = 0) -> Suite:
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -25,12 +25,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from dissensus.errors import DissensusError, UnknownNameError
 from dissensus.evaluate import Suite, SuiteSet
 from dissensus.suites import digits as scans
+from dissensus.suites import reading
 from dissensus.suites import recipe as recipes
 
 if TYPE_CHECKING:
     from dissensus.backbones import Backbone
 
-__all__ = ["SUITES", "Factory", "Suite", "SuiteSet", "load", "needs_root", "recipe", "register", "summary"]
+__all__ = [
+    "SUITES", "Factory", "Suite", "SuiteSet",
+    "is_of_images", "load", "needs_root", "recipe", "register", "summary", "takes", "training",
+]  # fmt: skip
 
 Factory = Callable[..., Suite]
 """Makes a suite from options by keyword, `seed: int = 0` among them; the same options, the same suite."""
@@ -39,19 +43,27 @@ SUITES: dict[str, Factory] = {}
 """Every registered suite by its name."""
 
 _SUMMARIES: dict[str, str] = {}
+_TRAINING: dict[str, Mapping[str, Any]] = {}
 _F = TypeVar("_F", bound=Factory)
 
 
 @overload
 def register(factory: _F) -> _F: ...
 @overload
-def register(*, name: str | None = None, summary: str | None = None) -> Callable[[_F], _F]: ...
 def register(
-    factory: _F | None = None, *, name: str | None = None, summary: str | None = None
+    *, name: str | None = None, summary: str | None = None, training: Mapping[str, Any] | None = None
+) -> Callable[[_F], _F]: ...
+def register(
+    factory: _F | None = None,
+    *,
+    name: str | None = None,
+    summary: str | None = None,
+    training: Mapping[str, Any] | None = None,
 ) -> _F | Callable[[_F], _F]:
     """Add a factory to `SUITES`, under its own name and its docstring's first line unless others are given.
 
-    Underscores of the function's name become hyphens. Returns the factory as it was.
+    Underscores of the function's name become hyphens. `training` is what `fit` should be given for this suite.
+    Returns the factory as it was.
     """
 
     def add(made: _F) -> _F:
@@ -61,6 +73,7 @@ def register(
         if "seed" not in inspect.signature(made).parameters:
             raise DissensusError(f"a suite's factory takes seed: int = 0; {key!r} does not: add the parameter")
         SUITES[key] = made
+        _TRAINING[key] = dict(training or {})
         _SUMMARIES[key] = summary if summary is not None else (inspect.getdoc(made) or "").partition("\n")[0]
         return made
 
@@ -70,32 +83,48 @@ def register(
 def load(name: str, **options: Any) -> Suite:
     """Make the suite of that name, or of that YAML file; an unknown one is refused with the nearest known."""
     factory = _find(name)
-    if needs_root(name) and options.get("root") is None:
-        raise DissensusError(f"suite {name!r} is of images: say where they are, with --root DIR")
-    takes = _takes(factory)
-    if strangers := [option for option in options if option not in takes]:
-        raise DissensusError(f"suite {name!r} takes {', '.join(takes)}; got {', '.join(strangers)}: leave it out")
+    if needs_root(name) and not options.get("root"):
+        raise DissensusError(f"suite {name!r} is of images: say where they are, with --root DIR (in Python root=)")
+    if not needs_root(name) and "root" in options:
+        raise DissensusError(f"suite {name!r} brings its own images; got --root {options['root']}: leave it out")
+    known = takes(name)
+    if known is not None and (strangers := [option for option in options if option not in known]):
+        raise DissensusError(f"suite {name!r} takes {', '.join(known)}; got {', '.join(strangers)}: leave it out")
     return factory(**options)
 
 
-def _takes(factory: Factory) -> list[str]:
-    """The options of a factory; one that passes others on takes those of an extraction too."""
-    parameters = inspect.signature(factory).parameters.values()
-    own = [p.name for p in parameters if p.kind != p.VAR_KEYWORD]
+def takes(name: str) -> tuple[str, ...] | None:
+    """The options of that suite; None for one of the user's that takes any."""
+    parameters = inspect.signature(_find(name)).parameters.values()
+    own = tuple(p.name for p in parameters if p.kind != p.VAR_KEYWORD)
     if len(own) == len(parameters):
         return own
+    if name != "digits" and not needs_root(name):
+        return None
     from dissensus.extract import extract
     from dissensus.suites.build import from_recipe
 
-    passed = [p.name for f in (from_recipe, extract) for p in inspect.signature(f).parameters.values()]
+    passed_on = (from_recipe, extract) if needs_root(name) else (extract,)
+    passed = [p for function in passed_on for p in inspect.signature(function).parameters]
     inner = ("recipe", "images", "out", "corruption", "severity", "options")
-    return list(dict.fromkeys([*own, *(p for p in passed if p not in inner)]))
+    return tuple(dict.fromkeys([*own, *(p for p in passed if p not in inner)]))
+
+
+def is_of_images(name: str) -> bool:
+    """Whether the suite goes through a backbone, embedded or not, and takes the options of that."""
+    return "backbone" in (takes(name) or ())
+
+
+def training(name: str) -> dict[str, Any]:
+    """How to train on that suite: what it says of `fit`'s options, or nothing."""
+    _find(name)
+    return dict(_TRAINING[name] if name in _TRAINING else reading.read(Path(name)).training)
 
 
 def summary(name: str) -> str:
     """What the suite of that name holds, in one line."""
     _find(name)
-    return _SUMMARIES[name] if name in _SUMMARIES else recipes.read(Path(name)).summary
+    return _SUMMARIES[name] if name in _SUMMARIES else reading.read(Path(name)).summary
 
 
 def recipe(name: str, root: Path) -> recipes.Recipe:
@@ -103,7 +132,7 @@ def recipe(name: str, root: Path) -> recipes.Recipe:
     if name == FOLDERS:
         return recipes.from_folders(root)
     if _is_file(name):
-        return recipes.read(Path(name))
+        return reading.read(Path(name))
     if name not in RECIPES:
         _find(name)
         raise DissensusError(f"suite {name!r} comes with the package: there is nothing to look for")
@@ -165,15 +194,15 @@ FOLDERS = "folders"
 RECIPES = {
     made.name: made
     for made in (
-        recipes.read(Path(str(file)))
+        reading.read(Path(str(file)))
         for file in sorted((resources.files(__name__) / "recipes").iterdir(), key=lambda file: file.name)
         if file.name.endswith(".yaml")
     )
 }
-register(digits)
-register(scans.dominoes)
+register(training=scans.TRAINING)(digits)
+register(training=scans.DOMINOES_TRAINING)(scans.dominoes)
 for _name, _recipe in RECIPES.items():
-    register(name=_name, summary=_recipe.summary)(partial(_from_recipe, _name))
+    register(name=_name, summary=_recipe.summary, training=_recipe.training)(partial(_from_recipe, _name))
 register(name=FOLDERS, summary="Your own images: train/, id/, held-out/, shift/NAME/, ood/NAME/ under --root.")(
     partial(_from_recipe, FOLDERS)
 )

@@ -52,23 +52,26 @@ def from_recipe(
         size: pixels a side; None: the recipe's, or else the backbone's own.
         crop: share of the shorter side that is seen; None: the same.
         layers: how much the tail holds, 1 or 2; None: the recipe's.
-        tell: takes a line about each set that is missing and left out.
+        tell: takes a line about each set that is missing and left out, wholly or in part.
         options: for `extract`: augment, engine, workers, batch_size, max_bad, ...
     """
-    found, missing = places.sources(recipe, Path(root), seed=seed)
-    for gone in missing:
-        tell(f"{recipe.name} goes on without {gone.name} ({gone.role}): {gone.problem}")
+    images, found = places.sources(recipe, Path(root), seed=seed)
+    for f in found:
+        if f.state == "missing":
+            tell(f"{recipe.name} goes on without {f.name} ({f.role}): missing: {f.text}")
+        elif f.text:
+            tell(f"{recipe.name}: {f.name} ({f.role}): {f.text}")
     if not isinstance(backbone, Backbone):
         # a recipe's size and crop are meant for its own backbone or one like it: any backbone takes them
         backbone = backbones.create(
             backbone or recipe.backbone,
             weights,
-            layers or recipe.layers,
-            size=size or recipe.size,
-            crop=crop or recipe.crop,
+            recipe.layers if layers is None else layers,
+            size=recipe.size if size is None else size,
+            crop=recipe.crop if crop is None else crop,
         )
     where = None if features is None else Path(features)
-    return gather(recipe.name, recipe.summary, found, backbone, where, seed=seed, **options)
+    return gather(recipe.name, recipe.summary, images, backbone, where, seed=seed, **options)
 
 
 def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike | None, **options: Any) -> Suite:
@@ -80,7 +83,7 @@ def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike 
         *((s.name, s.role, s.features, s.family) for s in suite.sets),
     ]
     found = [
-        Source(name, role, _as_images(each, side), family=family)
+        Source(name, role, _as_images(each, side), family=family, seeded=True)
         for name, role, each, family in named
         if each is not None
     ]

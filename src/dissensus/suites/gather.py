@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from dissensus import corruptions
 from dissensus.backbones import Backbone
-from dissensus.errors import DataError
 from dissensus.evaluate import Suite, SuiteSet
 from dissensus.extract import extract
+from dissensus.extraction import bad_names, one_line
 from dissensus.features import FeatureSet
 from dissensus.files import cache_folder
 from dissensus.images import ImageSet
@@ -22,7 +25,8 @@ from dissensus.images import ImageSet
 class Source:
     """One set of a suite as images, with what is to be done to them.
 
-    With `of` its features are those of the set of that name, and `images` are not looked at.
+    With `of` its features are those of the set of that name, and `images` are not looked at. `seeded` says that its
+    images, or what is done to them, depend on the seed.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Source:
     subset: tuple[int, ...] | None = None
     corruption: tuple[str, int] | None = None
     of: str | None = None
+    seeded: bool = False
 
 
 def gather(
@@ -46,9 +51,8 @@ def gather(
     **options: Any,
 ) -> Suite:
     """Extract every source, into `features` or else the user's cache, and give the suite; see `extract` for options."""
-    train = next(source for source in sources if source.role == "train")
-    for source in sources:
-        _check_classes(source, train.images)
+    if made_up := next((source.corruption for source in sources if source.corruption), None):
+        corruptions.corrupt(Image.new("RGB", (32, 32)), *made_up, seed=0)  # whether it can, before hours of work
     label = f"{backbone.name}-{backbone.transform.size}px" + (
         "" if backbone.layers == 1 else f"-{backbone.layers}layers"
     )
@@ -59,9 +63,11 @@ def gather(
             made[source.name] = made[source.of]
             continue
         passes = augment if source.role == "train" else 0
-        # the user's cache serves many roots and backbones: what is in it must never be in the way
-        folder = source.name if features is not None else f"{source.name}-{_key(source, backbone, passes, seed)}"
         corruption, severity = source.corruption or (None, 1)
+        folder = _folder(source, passes, seed)
+        if features is None:
+            # the user's cache serves many roots and backbones: what is in it must never be in the way
+            folder += f"-{_key(source, backbone, passes, seed, options)}"
         made[source.name] = extract(
             source.images,
             backbone,
@@ -78,7 +84,14 @@ def gather(
         summary=summary,
         train=by_role["train"],
         sets=tuple(
-            SuiteSet(source.name, source.role, made[source.name], family=source.family, subset=source.subset)  # type: ignore[arg-type]
+            SuiteSet(
+                source.name,
+                source.role,  # type: ignore[arg-type]
+                made[source.name],
+                family=source.family,
+                subset=source.subset,
+                images=_readable(source.images, made[source.name]),
+            )
             for source in sources
             if source.role in ("id", "shift", "ood", "groups")
         ),
@@ -87,22 +100,25 @@ def gather(
     )
 
 
-def _key(source: Source, backbone: Backbone, augment: int, seed: int) -> str:
-    facts = [backbone.fingerprint, source.images.fingerprint, source.corruption, augment, seed]
+def _readable(images: ImageSet, features: FeatureSet) -> ImageSet | None:
+    """The images that the features are of, row by row: without those that could not be read."""
+    if features.provenance["bad"]:
+        assert features.folder is not None  # they have just been extracted
+        gone = bad_names(features.folder)
+        images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in gone])
+    return images if len(images) == len(features) else None
+
+
+def _folder(source: Source, augment: int, seed: int) -> str:
+    """Where a set's features are; other seeds and augmentations are kept apart."""
+    passes = f"-{augment}passes" if augment else ""
+    return source.name + passes + (f"-seed{seed}" if seed and (source.seeded or augment) else "")
+
+
+def _key(source: Source, backbone: Backbone, augment: int, seed: int, options: Mapping[str, Any]) -> str:
+    """What the features depend on, in a few letters."""
+    how = {name: str(options[name]) for name in ("engine", "dtype", "shard_images") if name in options}
+    precision = str(options["fabric"]._precision.precision) if options.get("fabric") is not None else "32-true"
+    chance = seed if augment or source.corruption else None
+    facts = [backbone.fingerprint, source.images.fingerprint, source.corruption, augment, chance, how, precision]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:10]
-
-
-def _check_classes(source: Source, train: ImageSet) -> None:
-    """Refuse labels that do not mean what they mean in training; images are labelled in its order already."""
-    if source.role in ("ood", "disagreement"):
-        return
-    if source.images.labels is None:
-        raise DataError(
-            f"sets of role {source.role} need labels, such as class folders; {source.name} has none: sort its images "
-            "into folders, or give it role ood"
-        )
-    if len(train.classes) < 2:
-        raise DataError(
-            f"training needs at least two classes; {source.name} has {', '.join(train.classes) or 'none'}: add a "
-            "folder for another class"
-        )

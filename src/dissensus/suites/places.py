@@ -2,187 +2,239 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 from timm.data.imagenet_info import ImageNetInfo
 
 from dissensus.errors import DataError, DissensusError
 from dissensus.images import ImageSet
 from dissensus.suites.gather import Source
-from dissensus.suites.recipe import Recipe, SetRecipe, some
+from dissensus.suites.recipe import UNLABELLED, Recipe, SetRecipe, some
 
 SUBSETS = {"imagenet-a": "imagenet_a_synsets.txt", "imagenet-r": "imagenet_r_synsets.txt"}
 
 
 @dataclass(frozen=True)
 class Found:
-    """One set of a recipe in a root: how many images, or the problem and what to do about it."""
+    """What there is of one set of a recipe: how many images, and what is to be said of it."""
 
     name: str
     role: str
     place: str
+    state: Literal["there", "missing", "unusable"] = "there"
+    text: str = ""  # what is wrong and what to do about it, or what of the set is left out
     images: int = 0
     classes: int = 0
     sets: int = 1
-    problem: str = ""
 
 
 def check(recipe: Recipe, root: Path) -> list[Found]:
-    """Look for every set of the recipe under the root."""
-    if not root.is_dir():
-        raise DissensusError(f"--root must be a folder; {root} is none: check the path")
-    by_name = {s.name: s for s in recipe.sets}
-    return [
-        _look(s if s.of is None else replace(by_name[s.of], name=s.name, role=s.role), recipe, root)
-        for s in recipe.sets
-    ]
-
-
-def _look(s: SetRecipe, recipe: Recipe, root: Path) -> Found:
-    wanted = list(_variants(s))
-    there = [(variant, place) for variant in wanted if (place := _place(variant, root)) is not None]
-    shown = " or ".join(s.images)
-    if not there:
-        return Found(s.name, s.role, shown, problem=f"missing: {s.get or recipe.get or 'put it there'}")
-    try:
-        images = _images(*there[0], root, seed=0)
-    except DataError as error:
-        return Found(s.name, s.role, shown, problem=str(error))
-    gone = len(wanted) - len(there)
-    return Found(
-        s.name,
-        s.role,
-        str(there[0][1].relative_to(root)) if len(wanted) == 1 or not s.stored else shown,
-        images=len(images),
-        classes=0 if images.labels is None else len(images.classes),
-        sets=len(there),
-        problem=f"{gone} of {len(wanted)} missing" if gone else "",
-    )
+    """Look for every set of the recipe under the root; of stored corruptions only the first is listed."""
+    return _look(recipe, root, seed=0, thorough=False)[1]
 
 
 def sources(recipe: Recipe, root: Path, *, seed: int = 0) -> tuple[list[Source], list[Found]]:
-    """The images of every set that is there, labelled as in training, and those sets that are missing.
+    """The images of every set that is there, labelled as in training, and what was found.
 
-    Without a training set and an id set there is nothing to do: that is refused.
+    Refused: a set that is there and cannot be used, and to do without a training set or an id set.
     """
-    found = check(recipe, root)
-    missing = [f for f in found if f.problem]
-    for f in missing:
-        if f.role in ("train", "id"):
-            raise DataError(f"suite {recipe.name} needs its {f.role} set {f.name}, at {root / f.place}; {f.problem}")
-    gone = {f.name for f in missing if not f.images}
+    made, found = _look(recipe, root, seed=seed, thorough=True)
+    for f in found:
+        if f.state == "missing" and f.role in ("train", "id"):
+            raise DataError(f"suite {recipe.name} needs its {f.role} set, {f.place} under {root}; missing: {f.text}")
+    for f in found:
+        if f.state == "unusable":
+            raise DataError(f"set {f.name!r} of suite {recipe.name} cannot be used: {f.text}")
+    return made, found
+
+
+class _MissingError(Exception):
+    """A set that counts as not being there; says why."""
+
+
+def _look(recipe: Recipe, root: Path, *, seed: int, thorough: bool) -> tuple[list[Source], list[Found]]:
+    if not root.is_dir():
+        raise DissensusError(f"--root must be a folder; {root} is none: check the path")
+    shelf = _Shelf(root, seed)
     train = next(s for s in recipe.sets if s.role == "train")
-    classes = _images(train, _there(train, root), root, seed).classes
-    made: list[Source] = []
-    for s in recipe.sets:
-        if s.name in gone or s.of in gone:
+    made: dict[str, list[Source]] = {}
+    found: dict[str, Found] = {}
+    # the training set first, for its classes; what is `of` another set last
+    for s in sorted(recipe.sets, key=lambda s: (s is not train, s.of is not None)):
+        if s.of is None:
+            made[s.name], found[s.name] = _look_at(s, recipe, shelf, thorough)
             continue
-        if s.of is not None:
-            origin = next(source for source in made if source.name == s.of)
-            made.append(Source(s.name, s.role, origin.images, family=s.family, of=s.of))
-            continue
-        for variant in _variants(s):
-            if (place := _place(variant, root)) is not None:
-                made.append(_source(variant, place, root, classes, seed, several=len(s.corruption) > 0))
-    return made, missing
+        found[s.name] = replace(found[s.of], name=s.name, role=s.role)
+        made[s.name] = [replace(origin, name=s.name, role=s.role, family=s.family, of=s.of) for origin in made[s.of]]
+        if made[s.name] and s.role not in UNLABELLED and made[s.name][0].images.labels is None:
+            found[s.name] = replace(found[s.name], state="unusable", text=_no_labels(s.role, s.of))
+    return [source for s in recipe.sets for source in made[s.name]], [found[s.name] for s in recipe.sets]
 
 
-def _source(s: SetRecipe, place: Path, root: Path, classes: Sequence[str], seed: int, several: bool) -> Source:
-    images = _images(s, place, root, seed)
-    labelled = s.role not in ("ood", "disagreement") and images.labels is not None
-    subset = None
-    if labelled:
-        subset = _subset(s, images, root, classes)
-        _check_folders(s, images, place, classes)
-        images = images.relabelled(classes)
-    name, corruption = s.name, None
-    if several:
-        name, family = f"{s.corruption[0]}-{s.severities[0]}", s.family or f"C-{s.severities[0]}"
-        corruption = None if s.stored else (s.corruption[0], s.severities[0])
-        return Source(name, s.role, images, family=family, subset=subset, corruption=corruption)
-    return Source(name, s.role, images, family=s.family, subset=subset)
+def _look_at(s: SetRecipe, recipe: Recipe, shelf: _Shelf, thorough: bool) -> tuple[list[Source], Found]:
+    get = s.get or recipe.get or "put it there"
+    wanted = list(s.variants())
+    there = [(variant, place) for variant in wanted if (place := _place(variant, shelf.root)) is not None]
+    nothing = Found(s.name, s.role, " or ".join(s.images), "missing", get)
+    if not there:
+        return [], nothing
+    try:
+        made = [shelf.source(variant, place) for variant, place in (there if thorough else there[:1])]
+    except _MissingError as error:
+        return [], replace(nothing, text=f"{error}: {get}")
+    except DataError as error:
+        return [], replace(nothing, state="unusable", text=str(error))
+    gone = [variant.name for variant in wanted if variant not in [each for each, _ in there]]
+    notes = [f"{len(gone)} of {len(wanted)} missing, such as {gone[0]}: {get}"] if gone else []
+    notes += [shelf.notes[variant.name] for variant, _ in there if variant.name in shelf.notes][:1]
+    images, place = made[0].images, there[0][1]
+    return made, Found(
+        s.name,
+        s.role,
+        str(place.relative_to(shelf.root) if not s.stored and place.is_relative_to(shelf.root) else s.images[0]),
+        text="; ".join(notes),
+        images=len(images),
+        classes=0 if images.labels is None else len(np.unique(images.labels)),
+        sets=len(there),
+    )
 
 
-def _variants(s: SetRecipe) -> Iterator[SetRecipe]:
-    """The set itself, or one with each of its corruptions and severities."""
-    if not s.corruption:
-        yield s
-    for severity in s.severities if s.corruption else ():
-        for corruption in s.corruption:
-            places = tuple(p.replace("{corruption}", corruption).replace("{severity}", str(severity)) for p in s.images)
-            yield replace(s, images=places if s.stored else s.images, corruption=(corruption,), severities=(severity,))
+@dataclass
+class _Shelf:
+    """Images under a root, each place listed once, however many sets are parts or corruptions of it."""
+
+    root: Path
+    seed: int
+    classes: tuple[str, ...] = ()  # of the training set, once that was looked at
+    notes: dict[str, str] = field(default_factory=dict)
+    _listed: dict[Any, ImageSet] = field(default_factory=dict)
+
+    def source(self, s: SetRecipe, place: Path) -> Source:
+        """The images of a set, labelled as in training; DataError where that cannot be."""
+        images, subset = self._images(s, place), None
+        if s.role not in UNLABELLED:
+            if images.labels is None:
+                raise DataError(_no_labels(s.role, str(place)))
+            if s.role == "train":
+                self._train(images, place)
+            elif self.classes:
+                images, subset = self._restricted(s, images, place)
+            images = images.relabelled(self.classes or images.classes)
+        made = (s.corruption[0], s.severities[0]) if s.corruption else None
+        seeded = s.part is not None or made is not None
+        return Source(s.name, s.role, images, family=s.family, subset=subset, corruption=made, seeded=seeded)
+
+    def _images(self, s: SetRecipe, place: Path) -> ImageSet:
+        listed = place.is_file() and place.suffix.lower() != ".tar"
+        base = self.root / s.base if s.base is not None and listed else None
+        if base is not None and not base.is_dir():
+            raise _MissingError(f"{place} lists images of {base}, which is no folder")
+        unlabelled = s.role in UNLABELLED
+        key = (place, unlabelled, base, s.image_column, s.label_column, s.group_columns, s.only)
+        if key not in self._listed:
+            images = ImageSet.find(
+                place,
+                unlabelled=unlabelled,
+                base=base,
+                image_column=s.image_column,
+                label_column=s.label_column,
+                group_columns=s.group_columns,
+                only=dict(s.only) or None,
+            )
+            folder = (base or place.parent).absolute()
+            if listed and not any((folder / name).exists() for name in images.names):
+                raise _MissingError(f"of the {len(images):,} images that {place} lists none is in {folder}")
+            self._listed[key] = images
+        images = self._listed[key]
+        if s.part is not None:
+            images = images.part(*s.part, self.seed)
+        return images if s.shrink is None else images.shrunk(s.shrink)
+
+    def _train(self, images: ImageSet, place: Path) -> None:
+        if len(images.classes) < 2:
+            raise DataError(
+                f"training needs at least two classes; {place} has {some(images.classes)}: add a folder for another"
+            )
+        self.classes = images.classes
+
+    def _restricted(self, s: SetRecipe, images: ImageSet, place: Path) -> tuple[ImageSet, tuple[int, ...] | None]:
+        """The images of classes that are trained on, and the numbers of the set's classes if they are a part."""
+        assert images.labels is not None
+        if s.subset is None or s.subset == "present":
+            self._check_classes(s, images, place)
+            present = [images.classes[i] for i in np.unique(images.labels)]
+            return images, None if s.subset is None else self._numbers(present, place)
+        names = self._subset_names(s)
+        if strange := sorted(set(images.classes) - set(names)):
+            raise DataError(f"subset {s.subset} lists the classes of a set; {place} has {some(strange)} besides")
+        trained = set(self.classes)
+        kept = np.array([name in trained for name in images.classes])[images.labels]
+        common = [name for name in names if name in trained]
+        if not kept.any() or len(common) < 2:
+            raise _MissingError(f"{place} has fewer than two classes that are trained on")
+        if not kept.all():
+            self.notes[s.name] = (
+                f"{len(names) - len(common)} of its {len(names)} classes are not trained on: "
+                f"{int((~kept).sum()):,} images left out"
+            )
+        return images.subset(kept), self._numbers(common, place)
+
+    def _numbers(self, names: Sequence[str], place: Path) -> tuple[int, ...]:
+        if len(names) < 2:
+            raise DataError(f"a subset has two or more of the classes; {place} has {some(names) or 'none'}: add others")
+        number = {name: i for i, name in enumerate(self.classes)}
+        return tuple(sorted(number[name] for name in names))
+
+    def _check_classes(self, s: SetRecipe, images: ImageSet, place: Path) -> None:
+        if strange := sorted(set(images.classes) - set(self.classes)):
+            raise DataError(
+                f"classes must be those of the training set, {some(self.classes)}; {place} has {some(strange)} "
+                "besides: rename or remove them"
+            )
+        absent = sorted(set(self.classes) - set(images.classes))
+        if absent and s.subset is None:
+            raise DataError(
+                f"classes must be those of the training set; {place} lacks {some(absent)}: add them, or say "
+                "`subset: present` in a YAML of your own"
+            )
+
+    def _subset_names(self, s: SetRecipe) -> list[str]:
+        assert s.subset is not None
+        if s.subset in SUBSETS:
+            return subset_names(s.subset)
+        try:
+            lines = (self.root / s.subset).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            known = ", ".join(["present", *SUBSETS])
+            raise DataError(
+                f"subset must be {known}, or a file of class names under {self.root}; got {s.subset!r}: correct it"
+            ) from error
+        return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
 
 
 def _place(s: SetRecipe, root: Path) -> Path | None:
     """The first of the set's places that is there; a * stands for any name."""
     for place in s.images:
-        found = sorted(root.glob(place)) if "*" in place else [root / place]
-        if found and found[0].exists():
+        if (root / place).exists():
+            return root / place
+        pattern = place.lstrip("/") if Path(place).is_absolute() else place
+        found = sorted((Path("/") if Path(place).is_absolute() else root).glob(pattern)) if "*" in place else []
+        if found:
             return found[0]
     return None
 
 
-def _there(s: SetRecipe, root: Path) -> Path:
-    place = _place(s, root)
-    assert place is not None  # the caller has looked
-    return place
-
-
-def _images(s: SetRecipe, place: Path, root: Path, seed: int) -> ImageSet:
-    listed = place.is_file() and place.suffix != ".tar"
-    images = ImageSet.find(
-        place,
-        unlabelled=s.unlabelled,
-        base=root / s.base if s.base is not None and listed else None,
-        image_column=s.image_column,
-        label_column=s.label_column,
-        group_columns=s.group_columns,
-        only=s.only or None,
-    )
-    if s.part is not None:
-        images = images.part(*s.part, seed)
-    return images if s.shrink is None else images.shrunk(s.shrink)
-
-
-def _subset(s: SetRecipe, images: ImageSet, root: Path, classes: Sequence[str]) -> tuple[int, ...] | None:
-    """The places of the set's classes among those of training, where the set has a part of them only."""
-    if s.subset is None:
-        return None
-    if s.subset == "present":
-        names = list(images.classes)
-    elif s.subset in SUBSETS:
-        names = subset_names(s.subset)
-    elif (root / s.subset).is_file():
-        names = [line.split()[0] for line in (root / s.subset).read_text(encoding="utf-8").splitlines() if line.strip()]
-    else:
-        known = ", ".join(["present", *SUBSETS])
-        raise DataError(f"subset must be {known}, or a file of class names; set {s.name!r} has {s.subset!r}")
-    places = {name: i for i, name in enumerate(classes)}
-    if strangers := [name for name in names if name not in places]:
-        raise DataError(f"a subset lists classes of the training set; {s.name} has {some(strangers)} besides")
-    return tuple(sorted(places[name] for name in names))
-
-
 def subset_names(name: str) -> list[str]:
     """The 200 wnids of ImageNet-A or -R."""
-    import pkgutil
-
     data = pkgutil.get_data(ImageNetInfo.__module__, f"_info/{SUBSETS[name]}")
     assert data is not None  # it comes with timm
     return data.decode().split()
 
 
-def _check_folders(s: SetRecipe, images: ImageSet, place: Path, classes: Sequence[str]) -> None:
-    strange, absent = sorted(set(images.classes) - set(classes)), sorted(set(classes) - set(images.classes))
-    if strange:
-        raise DataError(
-            f"class folders must be those of the training set, {some(classes)}; {place} has {some(strange)} besides: "
-            "rename or remove them"
-        )
-    if absent and s.subset is None:
-        raise DataError(
-            f"class folders must be those of the training set; {place} lacks {some(absent)}: add them, or say "
-            "`subset: present` in the suite's YAML"
-        )
+def _no_labels(role: str, what: str) -> str:
+    return f"sets of role {role} need labels, such as class folders; {what} has none: sort its images into folders"

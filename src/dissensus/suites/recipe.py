@@ -1,4 +1,4 @@
-"""Recipes: a suite of images as a small YAML that names sets, roles and where they are.
+"""Recipes: what a suite of images holds, before any image is looked at. As YAML (see `reading`):
 
     name: leaves
     summary: Leaves of the garden; autumn leaves are a shift, stones are out of distribution.
@@ -15,18 +15,18 @@ Places are relative to the root that is given when the suite is loaded; of sever
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dissensus import corruptions
 from dissensus.errors import DissensusError, UnknownNameError
 
-ROLES = ("train", "held-out", "id", "shift", "ood", "groups", "disagreement")
+ONCE = ("train", "id", "held-out", "disagreement")  # roles of one set at most
+ROLES = (*ONCE, "shift", "ood", "groups")
+UNLABELLED = ("ood", "disagreement")  # roles whose labels, if any, are not looked at
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,14 @@ class SetRecipe:
     images: tuple[str, ...] = ()  # where it may be
     of: str | None = None  # instead: the features of another set, in another role
     part: tuple[float, float] | None = None  # from and to, as shares of each class in random order
-    unlabelled: bool = False
     base: str | None = None  # folder of the paths in a list or table
     image_column: str | None = None
     label_column: str | None = None
     group_columns: tuple[str, ...] = ()
-    only: Mapping[str, str] = field(default_factory=dict)  # rows of a table to keep
+    only: tuple[tuple[str, str], ...] = ()  # rows of a table to keep: column, value
     shrink: int | None = None  # to so many pixels, lest sharpness alone tell the set apart
     corruption: tuple[str, ...] = ()
-    severities: tuple[int, ...] = (1, 5)
+    severities: tuple[int, ...] = ()
     family: str = ""
     subset: str | None = None  # present, imagenet-a, imagenet-r, or a file of class names
     get: str = ""
@@ -57,7 +56,25 @@ class SetRecipe:
     @property
     def stored(self) -> bool:
         """Whether corrupted images are on disk, a folder each, instead of being made."""
-        return any("{corruption}" in place for place in self.images)
+        return any("{corruption}" in place or "{severity}" in place for place in self.images)
+
+    def variants(self) -> Iterator[SetRecipe]:
+        """The set itself, or one with each of its corruptions and severities, named and filled in.
+
+        `corruption` is left to those whose images are to be corrupted.
+        """
+        if not self.corruption:
+            yield self
+        for severity in self.severities:
+            for corruption in self.corruption:
+                yield replace(
+                    self,
+                    name=f"{self.name}-{corruption}-{severity}",
+                    images=tuple(_filled(place, corruption, severity) for place in self.images),
+                    family=_filled(self.family or f"{self.name}-{{severity}}", corruption, severity),
+                    corruption=() if self.stored else (corruption,),
+                    severities=() if self.stored else (severity,),
+                )
 
 
 @dataclass(frozen=True)
@@ -75,26 +92,6 @@ class Recipe:
     training: Mapping[str, Any] = field(default_factory=dict)  # what fit() takes, for this suite to be trained well
 
 
-def read(path: Path) -> Recipe:
-    """The recipe in a YAML file, every key and value checked."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DissensusError(f"a suite is a name or a YAML file; {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise DissensusError(f"{path} must be YAML: {reason}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("sets"), dict):
-        raise DissensusError(f"{path} must have `sets`, each with a name and a role: see docs/suites.md")
-    sets = found.pop("sets")
-    _check_keys(f"key of {path}", found, Recipe)
-    made = tuple(_set(str(name), value, path) for name, value in sets.items())
-    given = {"name": path.stem, "summary": f"The sets of {path.name}.", **found}
-    recipe = Recipe(sets=made, **given)
-    _check(recipe, str(path))
-    return recipe
-
-
 def from_folders(root: Path) -> Recipe:
     """The sets that a folder's own folders name: train, id (or val, test), held-out, disagreement, shift/*, ood/*."""
     if not root.is_dir():
@@ -108,56 +105,100 @@ def from_folders(root: Path) -> Recipe:
     for role in ("shift", "ood"):
         places = sorted((root / role).iterdir()) if (root / role).is_dir() else []
         sets += [
-            SetRecipe(path.stem, role, (f"{role}/{path.name}",), unlabelled=role == "ood")
+            SetRecipe(path.name if path.is_dir() else path.stem, role, (f"{role}/{path.name}",))
             for path in places
             if not path.name.startswith(".")
         ]
-    return Recipe("folders", "Your own images, by the names of their folders.", tuple(sets))
+    recipe = Recipe("folders", "Your own images, by the names of their folders.", tuple(sets))
+    check(recipe, str(root))
+    return recipe
 
 
-def _set(name: str, given: Any, path: Path) -> SetRecipe:
-    if not isinstance(given, dict):
-        raise DissensusError(f"set {name!r} of {path} must have a role and images; got {given!r}: see docs/suites.md")
-    _check_keys(f"key of set {name!r} in {path}", given, SetRecipe)
-    values = dict(given)
-    for key in ("images", "group_columns", "corruption", "severities"):
-        if key in values:
-            values[key] = tuple(values[key]) if isinstance(values[key], list) else (values[key],)
-    if values.get("corruption") == ("all",):
-        values["corruption"] = corruptions.CORRUPTIONS
-    if isinstance(values.get("part"), list):
-        values["part"] = tuple(values["part"])
-    return SetRecipe(name=name, **{"role": "", **values})
-
-
-def _check_keys(kind: str, given: Mapping[str, Any], form: type) -> None:
-    known = {f.name for f in dataclasses.fields(form)} - {"sets"} - ({"name"} if form is SetRecipe else set())
-    for key in given:
-        if key not in known:
-            raise UnknownNameError(kind, str(key), known)
-
-
-def _check(recipe: Recipe, where: str) -> None:
-    """Refuse a recipe that no folder could satisfy."""
-    for role in ("train", "id"):
-        found = [s.name for s in recipe.sets if s.role == role]
-        if len(found) != 1:
-            raise DissensusError(
-                f"a suite has exactly one set of role {role}; {where} has {', '.join(found) or 'none'}: give one"
-            )
-    names = {s.name for s in recipe.sets}
+def check(recipe: Recipe, where: str) -> None:
+    """Refuse a recipe that no folder could satisfy; `where` it stands is told."""
+    _check_name(recipe.name, f"the suite of {where}")
     for s in recipe.sets:
+        _check_name(s.name, f"a set of {where}")
         if s.role not in ROLES:
-            raise UnknownNameError(f"role of set {s.name!r}", s.role, ROLES)
+            raise UnknownNameError(f"role of set {s.name!r} of {where}", s.role, ROLES)
+    for role in ONCE:
+        found = [s.name for s in recipe.sets if s.role == role]
+        if len(found) > 1 or (role in ("train", "id") and not found):
+            rule = "exactly one" if role in ("train", "id") else "at most one"
+            told = " and ".join(found) or "none"
+            raise DissensusError(f"a suite has {rule} set of role {role}; {where} has {told}: correct `role`")
+    for s in recipe.sets:
+        mine = f"set {s.name!r} of {where}"
         if bool(s.images) == bool(s.of):
-            raise DissensusError(f"a set needs either `images` or `of`; set {s.name!r} of {where} has not: give one")
-        if s.of is not None and (s.of not in names or s.of == s.name):
-            raise UnknownNameError(f"set that {s.name!r} is of", s.of, names - {s.name})
-        if s.part is not None and not (len(s.part) == 2 and 0 <= s.part[0] < s.part[1] <= 1):
-            raise DissensusError(f"part must be [from, to] within 0..1; set {s.name!r} of {where} has {list(s.part)}")
-        for corruption in s.corruption:
-            for severity in s.severities:
-                corruptions.check(corruption, severity)
+            got = "both" if s.of else "neither"
+            raise DissensusError(f"a set has either `images` or `of`; {mine} has {got}: give one")
+        _check_of(s, recipe, mine)
+        _check_corruption(s, mine)
+        if s.subset is not None and s.role not in ("id", "shift", "groups"):
+            raise DissensusError(f"`subset` is for roles id, shift and groups; {mine} is {s.role}: leave it out")
+    names = Counter(variant.name for s in recipe.sets for variant in s.variants())
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DissensusError(f"every set needs a name of its own; {where} has {twice[0]!r} twice: rename one")
+    _check_leaks(recipe, where)
+
+
+def _check_name(name: str, what: str) -> None:
+    """Names become folders of features."""
+    if not name or name.startswith(".") or "/" in name or "\\" in name or "\0" in name:
+        raise DissensusError(f"a name has no slash and no leading dot; {what} is called {name!r}: rename it")
+
+
+def _check_of(s: SetRecipe, recipe: Recipe, mine: str) -> None:
+    if s.of is None:
+        return
+    others = {other.name: other for other in recipe.sets if other is not s}
+    if s.of not in others:
+        raise UnknownNameError(f"set that {mine} is `of`", s.of, others)
+    if others[s.of].of is not None or others[s.of].corruption:
+        raise DissensusError(f"`of` names a single set with `images`; {mine} is of {s.of!r}: name another")
+    own = ("name", "role", "of", "family", "get")
+    if extra := [f.name for f in fields(s) if f.name not in own and getattr(s, f.name) != f.default]:
+        raise DissensusError(f"a set `of` another shares its images; {mine} has `{extra[0]}` too: leave it out")
+
+
+def _check_corruption(s: SetRecipe, mine: str) -> None:
+    if s.severities and not s.corruption:
+        raise DissensusError(f"`severities` are those of a `corruption`; {mine} has none: give both")
+    for name in s.corruption:
+        for severity in s.severities:
+            try:
+                corruptions.check(name, severity)
+            except DissensusError as error:
+                raise DissensusError(f"{mine}: {error}") from error
+    if s.stored:
+        needed = ["{corruption}"] + ["{severity}"] * (len(s.severities) > 1)
+        if not s.corruption or any(mark not in place for place in s.images for mark in needed):
+            raise DissensusError(
+                f"images stored by `corruption` have {{corruption}} and {{severity}} in every place; {mine} has "
+                f"{some(s.images)}: complete them"
+            )
+
+
+def _check_leaks(recipe: Recipe, where: str) -> None:
+    """Refuse to judge on images that were trained on."""
+    train = next(s for s in recipe.sets if s.role == "train")
+    low, high = train.part or (0, 1)
+    for s in recipe.sets:
+        start, end = s.part or (0, 1)
+        same = set(s.images) & set(train.images) and s.only == train.only
+        if (
+            s is not train
+            and s.role not in UNLABELLED
+            and (s.of == train.name or (same and start < high and low < end))
+        ):
+            raise DissensusError(
+                f"no image of the training set is judged on; set {s.name!r} of {where} has some: give `part`s that do "
+                "not overlap"
+            )
+
+
+def _filled(text: str, corruption: str, severity: int) -> str:
+    return text.replace("{corruption}", corruption).replace("{severity}", str(severity))
 
 
 def some(names: Sequence[str]) -> str:

@@ -1,0 +1,152 @@
+"""Cases on images: extraction against the bare trunk, the faster engine, and what members add to prediction.
+
+The trunk is EfficientNet-Lite0. Images are JPEG files of 500 x 375 pixels, ImageNet's usual size, cut from the two
+photographs that come with scikit-learn.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import Tensor, nn
+
+from dissensus import backbones, engines, tails
+from dissensus.backbones import Backbone
+from dissensus.bench.core import fabric
+from dissensus.bench.measure import Bar, Comparison, Side, Sizes, compare
+from dissensus.ensemble import Ensemble
+from dissensus.errors import DissensusError
+from dissensus.extract import extract
+from dissensus.image_ensemble import ImageEnsemble
+from dissensus.images import ImageSet
+
+WIDTH, HEIGHT = 500, 375
+MOST_REPEATS = 5  # a run is seconds of work, not milliseconds
+
+
+def extraction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """the bare trunk on preloaded tensors over a whole extraction from JPEG files"""
+    what = f"{sizes.images} images at {sizes.pixels} px"
+    with tempfile.TemporaryDirectory(prefix="dissensus-bench-") as folder:
+        _photographs(Path(folder), sizes.images)
+        bare = Side(f"the bare trunk, {what}, preloaded", partial(_forward, sizes), sizes.images, burst=1)
+        whole = Side(
+            "extract, the same from files, decoding and writing included",
+            partial(_extract, folder, sizes),
+            sizes.images,
+            burst=1,
+        )
+        return [compare("extract", bare, whole, Bar(">=", 0.9), min(repeats, MOST_REPEATS))]
+
+
+def faster(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """the trunk in eager PyTorch over the same in ONNX Runtime"""
+    eager, onnx = (
+        Side(
+            f"lite0 by {name}, {sizes.image_batch} images at {sizes.pixels} px", partial(_engine, name, sizes), burst=1
+        )
+        for name in ("eager", "onnx")
+    )
+    return [compare("engine", eager, onnx, Bar(">=", 1.5), min(repeats, 2 * MOST_REPEATS))]
+
+
+def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """images to the logits of a large ensemble over the trunk alone"""
+    batch = f"{sizes.image_batch} images at {sizes.pixels} px"
+    whole = Side(f"lite0 and {sizes.many} members, {batch}", partial(_predict, sizes), burst=1)
+    trunk = Side("lite0's trunk alone, the same", partial(_trunk, sizes), burst=1)
+    return [compare("predict", whole, trunk, Bar("<=", 1.1), min(repeats, 2 * MOST_REPEATS))]
+
+
+def require() -> None:
+    """Refuse to begin where the faster engine is not installed."""
+    if any(importlib.util.find_spec(part) is None for part in engines.PARTS):
+        raise DissensusError("the bench case engine needs ONNX Runtime: pip install 'dissensus[onnx]'")
+
+
+def _photographs(folder: Path, count: int) -> None:
+    """JPEG files, no two alike."""
+    generator = np.random.default_rng(0)
+    photographs = load_sample_images().images
+    for i in range(count):
+        whole = photographs[i % len(photographs)]
+        top, left = (int(generator.integers(0, room + 1)) for room in (whole.shape[0] - HEIGHT, whole.shape[1] - WIDTH))
+        part = whole[top : top + HEIGHT, left : left + WIDTH]
+        Image.fromarray(part).save(folder / f"{i:04d}.jpg", quality=90)
+
+
+def _backbone(sizes: Sizes) -> Backbone:
+    return backbones.create("lite0", layers=1, size=sizes.pixels)
+
+
+def _batch(sizes: Sizes, count: int) -> Tensor:
+    """Normal pixels (count, 3, H, W), in the memory order that the trunk takes."""
+    shape = (count, 3, sizes.pixels, sizes.pixels)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _forward(sizes: Sizes) -> Callable[[], None]:
+    trunk = _channels_last(sizes)
+    batches = torch.split(_batch(sizes, sizes.images), sizes.image_batch)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for batch in batches:
+            trunk(batch)
+
+    return run
+
+
+def _extract(folder: str, sizes: Sizes) -> Callable[[], None]:
+    backbone, images = _backbone(sizes), ImageSet.find(folder)
+    out = Path(tempfile.mkdtemp(prefix="dissensus-bench-"))
+    atexit.register(shutil.rmtree, out, ignore_errors=True)
+
+    def run() -> None:
+        shutil.rmtree(out / "features", ignore_errors=True)
+        extract(images, backbone, out / "features", batch_size=sizes.image_batch, progress=False, fabric=fabric())
+
+    return run
+
+
+def _engine(name: str, sizes: Sizes) -> Callable[[], Tensor]:
+    shape = (sizes.image_batch, sizes.pixels, sizes.pixels, 3)
+    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return partial(engines.create(name, _backbone(sizes)), pixels)
+
+
+def _predict(sizes: Sizes) -> Callable[[], Tensor]:
+    backbone = _backbone(sizes)
+    ensemble = Ensemble(tails.create("linear", backbone.shape[0], sizes.classes), members=sizes.many)
+    model = ImageEnsemble(backbone, ensemble).to(memory_format=torch.channels_last)
+    return _without_gradient(model, _batch(sizes, sizes.image_batch))
+
+
+def _trunk(sizes: Sizes) -> Callable[[], Tensor]:
+    return _without_gradient(_channels_last(sizes), _batch(sizes, sizes.image_batch))
+
+
+def _without_gradient(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+    @torch.inference_mode()
+    def run() -> Tensor:
+        result: Tensor = module(x)
+        return result
+
+    return run
+
+
+def _channels_last(sizes: Sizes) -> nn.Module:
+    """The trunk as the engine runs it."""
+    trunk: nn.Module = _backbone(sizes).trunk.to(memory_format=torch.channels_last)
+    return trunk

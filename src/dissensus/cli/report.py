@@ -1,0 +1,43 @@
+"""dissensus report: judged runs and studies as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dissensus.cli.parser import Arguments, say
+from dissensus.errors import DissensusError
+
+EXAMPLE = "dissensus report runs/demo/digits --out page.html"
+PLAIN: Arguments = {
+    "paths": {
+        "nargs": "+",
+        "metavar": "PATH",
+        "help": "run folders, folders of runs such as run and demo leave, or study folders",
+    },
+}
+
+
+def report(paths: list[str], out: str = "report.html", score: str = "pds") -> None:
+    """Make one page of judged runs and studies: what they are good for, tables, charts, examples, how to repeat them.
+
+    The page is one file without any need of a network; all runs must be of one suite.
+
+    Args:
+        paths: run folders, folders of runs such as run and demo leave, or study folders.
+        out: the page to write, .html.
+        score: the score shown first: dissensus list scores.
+    """
+    from dissensus import report as pages
+    from dissensus import scores
+
+    scores.get(score)
+    if Path(out).suffix.lower() not in (".html", ".htm"):
+        raise DissensusError(f"--out must name an .html file; got {out!r}")
+    if Path(out).is_dir():
+        raise DissensusError(f"--out must name a file; {out} is a folder: write {Path(out) / 'report.html'}")
+    sources = pages.gather(paths)
+    for folder in sources.left_out:
+        say(f"left out, not judged: {folder}")
+    pages.write_page(sources, Path(out), score=score)
+    say(f"wrote {out}: {len(sources.runs)} runs, {len(sources.outcomes)} studies of {sources.suite}")
+    print(out)

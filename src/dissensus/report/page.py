@@ -1,0 +1,135 @@
+"""The page: judged runs and studies of one suite -> one HTML file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dissensus import __version__, scores
+from dissensus.errors import DissensusError
+from dissensus.files import make_folder, replacing
+from dissensus.outcomes import Column, Curve, Outcome
+from dissensus.report import charts, gallery, pools, reproduce, runview, summary
+from dissensus.report.charts import Chart, Line
+from dissensus.report.facts import Facts, facts
+from dissensus.report.measured import Measured
+from dissensus.report.sources import Sources
+
+PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
+
+
+def write_page(sources: Sources, path: Path, *, score: str = "pds") -> None:
+    """Write the page of these runs and studies; `score` is the one shown first."""
+    scores.get(score)
+    album = gallery.Album()
+    context: dict[str, Any] = {
+        "suite": sources.suite,
+        "score": score,
+        "left_out": sources.left_out,
+        "version": __version__,
+        "runs": [],
+        "studies": [_study(outcome, album) for outcome in sources.outcomes],
+        "galleries": {},
+        **_of_runs(sources, score, album),
+    }
+    context["pictures"] = album.pictures
+    templates = files("dissensus.report") / "templates"
+    for name in ("style", "script"):
+        suffix = {"style": "css", "script": "js"}[name]
+        context[name] = Markup((templates / f"page.{suffix}").read_text(encoding="utf-8"))
+    environment = Environment(
+        loader=PackageLoader("dissensus.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["spans"] = _spans
+    html = environment.get_template("page.html").render(context)
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_text(html, encoding="utf-8")
+
+
+def _spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Groups of neighbouring columns with how many they are."""
+    return [(group, len(list(own))) for group, own in itertools.groupby(columns, key=lambda column: column.group)]
+
+
+def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, Any]:
+    if not sources.runs:
+        return {"about": "", "scores": [], "all_scores": [], "summaries": {}, "tables": [], "detections": {}}
+    measured = Measured(sources.runs)
+    views, by_group = list[runview.RunView](), dict[str, list[Facts]]()
+    kept, chosen = list[str](), list[str]()
+    for found in sources.runs:
+        families = pools.pool(found.judged)
+        there = list(pools.inside(families).scores)
+        if score not in there:
+            raise DissensusError(
+                f"score {score} was not kept when {found.run.folder} was judged; it has {', '.join(there)}: "
+                "choose one of those, or evaluate it again"
+            )
+        if not views:
+            kept = [name for name in scores.SCORES if name in there] + [n for n in there if n not in scores.SCORES]
+            kept = [score, *(name for name in kept if name != score)]
+            chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
+        views.append(runview.view(found.name, found.run, families, [name for name in chosen if name in there]))
+        by_group.setdefault(found.group, []).append(facts(families))
+    told = summary.Summary(measured, by_group)
+    detected = [name for name in chosen if measured.families("shift", "ood")]
+    tables = [measured.accuracy(), measured.aggregates(), measured.diversity()]
+    if detected:
+        tables.append(measured.scores(kept))
+    return {
+        "first": _first(sources),
+        "about": sources.runs[0].judged.summary,
+        "scores": chosen,
+        "all_scores": kept,
+        "summaries": {
+            name: {
+                "lead": told.lead(name),
+                "brackets": told.brackets(),
+                "cards": told.cards(name),
+                "table": told.table(name),
+                "caveats": told.caveats(name),
+            }
+            for name in chosen
+        },
+        "detections": {name: measured.detection(name) for name in detected},
+        "tables": tables,
+        "runs": [
+            {"view": view, "configuration": reproduce.configuration(found), "commands": reproduce.commands(found)}
+            for view, found in zip(views, sources.runs, strict=True)
+        ],
+        "galleries": gallery.of_runs(sources.runs, album),
+    }
+
+
+def _first(sources: Sources) -> int:
+    """The run shown first: one of SED, else one of several members."""
+    settings = [found.run.settings for found in sources.runs]
+    sed = [i for i, own in enumerate(settings) if str(own["method"]).startswith("sed-")]
+    several = [i for i, own in enumerate(settings) if own["members"] > 1]
+    return [*sed, *several, 0][0]
+
+
+def _study(outcome: Outcome, album: gallery.Album) -> dict[str, Any]:
+    return {
+        "outcome": outcome,
+        "curves": [_curve(curve) for curve in outcome.curves if curve.x and curve.lines],
+        "examples": gallery.of_study(outcome.examples, album),
+    }
+
+
+def _curve(curve: Curve) -> Chart:
+    drawn: Sequence[Line] = [
+        Line(
+            name, curve.x, [None if v is None else v.mean for v in values], [v.deviation if v else 0.0 for v in values]
+        )
+        for name, values in curve.lines.items()
+    ]
+    return charts.lines(curve.title, curve.x_name, curve.y_name, drawn)

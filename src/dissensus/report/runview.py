@@ -1,0 +1,100 @@
+"""One run in charts: histograms and ROC by score, reliability, agreement, #unique, training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dissensus.report import charts, numbers
+from dissensus.report.charts import Chart, Line
+from dissensus.report.facts import FLAT
+from dissensus.report.pools import Family, inside
+from dissensus.runs import Run
+
+EPOCHS = 200  # points of a training curve, at most
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the page shows of one run."""
+
+    name: str
+    by_score: dict[str, list[Chart]]
+    answers: list[Chart]  # calibration, agreement, #unique
+    training: list[Chart]
+
+
+def view(name: str, run: Run, families: dict[str, Family], scores: Sequence[str]) -> RunView:
+    """All charts of a run; `scores` are those that can be chosen."""
+    by_score = {score: by_one(score, families) for score in scores}
+    return RunView(name, by_score, _answers(families), training(list(run.metrics())))
+
+
+def by_one(score: str, families: dict[str, Family]) -> list[Chart]:
+    """One score: a histogram for each family beside id, and the ROC curves of all."""
+    own = inside(families)
+    others = [family for family in families.values() if family is not own]
+    pooled = np.concatenate([family.scores[score] for family in families.values()])
+    if not others or float(np.ptp(pooled)) < FLAT:
+        return []
+    limit = numbers.threshold(own.scores[score])
+    drawn = []
+    for other in others:
+        values = {own.name: own.scores[score], other.name: other.scores[score]}
+        caught = numbers.above(other.scores[score], limit)
+        title = f"{score}: {own.name} and {other.name}"
+        drawn.append(charts.histogram(title, score, numbers.histogram(values), own.name, other.name, limit, caught))
+    curves = {other.name: numbers.roc(own.scores[score], other.scores[score]) for other in others}
+    return [*drawn, charts.rocs(f"ROC by {score}", curves)]
+
+
+def _answers(families: dict[str, Family]) -> list[Chart]:
+    own = inside(families)
+    labelled = {
+        family.name: numbers.reliability(family.confidence, family.correct)
+        for family in families.values()
+        if family.correct is not None
+    }
+    drawn = [charts.reliability("Reliability: confidence against accuracy", labelled)]
+    if len(own.agreement) > 1:
+        outside = [f for f in families.values() if f.role == "ood"] or [f for f in families.values() if f is not own]
+        for family in [own, *outside[:1]]:
+            drawn.append(charts.heat_map(f"Members that agree on {family.name}, %", family.agreement))
+    if len(own.agreement) > 1 and "unique" in own.scores:
+        counts = {name: float(family.scores["unique"].mean()) for name, family in families.items()}
+        drawn.append(charts.bars("#unique: classes named for a sample", "mean #unique", counts, low=1))
+    return drawn
+
+
+def training(lines: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Loss, disagreement, hardness and accuracy by epoch, as far as they were logged and are not all zero."""
+    epochs = [line for line in lines if line.get("kind") == "epoch"]
+    if not epochs:
+        return []
+    chosen = sorted(set(np.linspace(0, len(epochs) - 1, min(len(epochs), EPOCHS)).astype(int).tolist()))
+    kept = [epochs[i] for i in chosen]
+    wanted = (
+        ("Training loss", "loss", ("loss", "cross_entropy")),
+        ("Disagreement term", "disagreement", ("disagreement",)),
+        ("Hardness of samples", "hardness", ("hardness",)),
+        ("Training accuracy", "accuracy", ("accuracy",)),
+    )
+    drawn = []
+    for title, y_name, keys in wanted:
+        found = [
+            Line(key.replace("_", " "), [e["epoch"] for e in kept], [_number(e.get(key)) for e in kept]) for key in keys
+        ]
+        there = [line for line in found if any(line.y)]
+        if len(there) == 2 and there[0].y == there[1].y:  # nothing was added to the cross-entropy
+            there = there[1:]
+        if there:
+            drawn.append(charts.lines(title, "epoch", y_name, there))
+    return drawn
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
