@@ -51,8 +51,24 @@ class Preprocessing:
         if self.squash:
             resized = TF.resize(image, [side, side], self._mode)
         else:
-            resized = TF.resize(_without_far_ends(image), side, self._mode)
+            image = _without_far_ends(image)
+            if image.width >= image.height and self.interpolation == "bicubic":
+                return self._centre_alone(image, side)
+            resized = TF.resize(image, side, self._mode)
         return np.asarray(TF.center_crop(resized, self.size))
+
+    def _centre_alone(self, image: Image.Image, side: int) -> Pixels:
+        """Resize only what the crop keeps of a wide image, in half the time.
+
+        The same pixels up to one grey level in some of ten thousand. Pillow would resize a tall one along its other
+        side first, which rounds otherwise.
+        """
+        width = int(side * image.width / image.height)
+        left, top = (round((extent - self.size) / 2) for extent in (width, side))
+        across, down = image.width / width, image.height / side
+        right, bottom = (left + self.size) * across, (top + self.size) * down
+        box = (left * across, top * down, min(right, image.width), min(bottom, image.height))
+        return np.asarray(image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box))
 
     def augmented(self, image: Image.Image, seed: int) -> Pixels:
         """An RGB image -> a random part of it, perhaps flipped, (size, size, 3) bytes; depends on the seed alone."""

@@ -38,7 +38,7 @@ class Sizes:
     active: int = 2
     fit_batches: int = 20  # batches of the epoch that whole fits are compared on
     rows: int = 1_281_167  # of the training set of the memory case: ImageNet's
-    images: int = 256  # of an extraction
+    images: int = 768  # of an extraction: starting to read costs some seconds, which thousands make up for
     pixels: int = 224  # a side
     image_batch: int = 64
 
@@ -129,10 +129,12 @@ class Comparison:
         return [self.name, value, str(self.bar), "yes" if self.bar.met(self.ratio) else "no", what]
 
 
-def compare(name: str, numerator: Side, denominator: Side, bar: Bar, repeats: int) -> Comparison:
+def compare(
+    name: str, numerator: Side, denominator: Side, bar: Bar, repeats: int, warm_up: int = WARM_UP
+) -> Comparison:
     """Run both sides in turn and keep milliseconds a step."""
     with _process(numerator) as one, _process(denominator) as other:
-        seconds = interleave(name, one, other, repeats)
+        seconds = interleave(name, one, other, repeats, warm_up)
     millis = [
         tuple(1000 * value / (side.steps * side.burst) for value in values)
         for side, values in zip((numerator, denominator), seconds, strict=True)
@@ -141,11 +143,11 @@ def compare(name: str, numerator: Side, denominator: Side, bar: Bar, repeats: in
 
 
 def interleave(
-    name: str, one: Callable[[], float], other: Callable[[], float], repeats: int
+    name: str, one: Callable[[], float], other: Callable[[], float], repeats: int, warm_up: int = WARM_UP
 ) -> tuple[list[float], list[float]]:
     """Call both in turn, each first every other time; what they gave in `repeats` rounds after warming up."""
     found: tuple[list[float], list[float]] = [], []
-    rounds = tqdm(range(-WARM_UP, repeats), desc=name, unit="repeat", leave=False, disable=None, dynamic_ncols=True)
+    rounds = tqdm(range(-warm_up, repeats), desc=name, unit="repeat", leave=False, disable=None, dynamic_ncols=True)
     for turn in rounds:
         for side in (0, 1) if turn % 2 else (1, 0):
             value = (one, other)[side]()
