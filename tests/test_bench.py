@@ -157,7 +157,7 @@ def test_torch_uncertainty_does_the_same_training_as_the_step(tail):
 
 
 def test_an_unknown_case_is_refused_with_a_suggestion():
-    with pytest.raises(UnknownNameError, match=r"unknown bench case 'flor': did you mean 'floor'\? known: engine, extract, floor, loop"):
+    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: engine, extract, floor"):
         run_bench(["scaling", "flor"], quick=True)
 
 
