@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -146,7 +146,7 @@ def create(
     return Backbone(name, trunk, tail, transform, _class_names(whole.shape[-1]), taken, source)
 
 
-def restore(about: Mapping[str, Any], **changes: Any) -> Backbone:
+def restore(about: Mapping[str, Any]) -> Backbone:
     """The backbone that `Backbone.describe` described, refused if its fingerprint is not the same any more."""
     source = about["weights"]
     given = None if source in ("package", "hub") else source
@@ -156,7 +156,7 @@ def restore(about: Mapping[str, Any], **changes: Any) -> Backbone:
             f"the backbone must be the one that made the features; {made.name} with weights {source!r} has other "
             "weights or preprocessing now: bring back the old ones, or extract again"
         )
-    return replace(made, **changes) if changes else made
+    return made
 
 
 def known() -> dict[str, str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dissensus.files import read_json, write_json
 
@@ -227,7 +226,3 @@ class Outcome:
 
 def _values(cells: Sequence[Any]) -> tuple[Value | None, ...]:
     return tuple(None if cell is None else Value(**cell) for cell in cells)
-
-
-Pick = Callable[[pd.DataFrame], Iterable[float]]
-"""Of the rows of one trial: a value a seed."""
