@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,14 @@ class Ensemble(nn.Module):
     def stacked(self) -> dict[str, Tensor]:
         """Name -> (M, ...) parameter."""
         return dict(self.tail.named_parameters())
+
+    @property
+    def fingerprint(self) -> str:
+        """A sha256 of the members' weights."""
+        digest = hashlib.sha256()
+        for value in self.state_dict().values():
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
 
     @property
     def about(self) -> dict[str, Any] | None:

@@ -188,6 +188,11 @@ class FeatureSet:
                 digest.update(np.ascontiguousarray(self._parts[0][start : start + step]).data)
         return digest.hexdigest()
 
+    @property
+    def images(self) -> str | None:
+        """The fingerprint of the images that the rows are of, all of them; None where unknown."""
+        return None if self._root is not None else self.provenance.get("images")
+
     def rows(self, index: Values | slice) -> Tensor:
         """Float32 features of these rows in this order: (...) integers -> (..., *shape).
 

@@ -53,7 +53,7 @@ def judge(
     qualities = {name: Classification() for name in [*aggregate.AGGREGATES, *soups]}
     parts: dict[str, list[Tensor]] = {name: [] for name in (*wanted, "prediction", "confidence", "votes")}
     known = features.labels if labelled else None
-    for x, at in features.batches(_batch_size(ensemble, features.shape)):
+    for x, at in features.batches(batch_size(ensemble, features.shape)):
         batch = x.to(_device(ensemble))
         logits = ensemble(batch)
         for name in wanted:
@@ -131,7 +131,7 @@ def _device(ensemble: Ensemble) -> torch.device:
     return next(ensemble.parameters()).device
 
 
-def _batch_size(ensemble: Ensemble, shape: tuple[int, ...]) -> int:
+def batch_size(ensemble: Ensemble, shape: tuple[int, ...]) -> int:
     """Rows at once: logits are held, and what a hidden layer makes of every place of a map or every token."""
     about = ensemble.about or {}
     places = math.prod(shape) // about.get("features", math.prod(shape))

@@ -12,7 +12,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from dissensus.errors import DissensusError
 from dissensus.images import BadImage, ImageSet
 from dissensus.preprocessing import Preprocessing
 from dissensus.seeds import mix
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 class Job(NamedTuple):
@@ -102,23 +105,28 @@ class Reader:
 
     def __call__(self, jobs: Iterable[Job]) -> Iterator[Read]:
         """The batches of these shards in order; a shard is asked for when its turn to be read comes."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked
-            loader = DataLoader(
-                self.views,
-                batch_size=None,
-                sampler=_Lazy(jobs, self.batch_size),
-                num_workers=self.workers,
-                prefetch_factor=2 if self.workers else None,
-                collate_fn=_as_it_is,  # type: ignore[arg-type]
-                worker_init_fn=_prepare,
-                # a server that forks would import everything anew for every worker
-                multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
-                generator=torch.Generator(),  # its own: the loader draws a seed, of no use here
-            )
-            with _no_interrupts():
-                batches = iter(loader)
-        yield from batches
+        return ahead(self.views, _batches(jobs, self.batch_size), self.workers)
+
+
+def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Iterator[_Out]:
+    """`dataset[x]` for every x that is asked for, in order, made ahead in worker processes; 0: in this one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked
+        loader = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=asked,  # one x after the other, asked for when its turn to be read comes
+            num_workers=workers,
+            prefetch_factor=2 if workers else None,
+            collate_fn=_as_it_is,
+            worker_init_fn=_prepare,
+            # a server that forks would import everything anew for every worker
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+            generator=torch.Generator(),  # its own: the loader draws a seed, of no use here
+        )
+        with _no_interrupts():
+            batches = iter(loader)
+    yield from batches
 
 
 def default_workers(processes: int) -> int:
@@ -141,21 +149,15 @@ def explained_deaths() -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Lazy:
+def _batches(jobs: Iterable[Job], batch_size: int) -> Iterator[Batch]:
     """The batches of shards, which are themselves asked for one by one."""
-
-    jobs: Iterable[Job]
-    batch_size: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        for job in self.jobs:
-            for start in range(job.images.start, job.images.stop, self.batch_size):
-                stop = min(start + self.batch_size, job.images.stop)
-                yield Batch(job.number, job.turn, start, stop, stop == job.images.stop)
+    for job in jobs:
+        for start in range(job.images.start, job.images.stop, batch_size):
+            stop = min(start + batch_size, job.images.stop)
+            yield Batch(job.number, job.turn, start, stop, stop == job.images.stop)
 
 
-def _as_it_is(batch: Read) -> Read:
+def _as_it_is(batch: _Out) -> _Out:
     """Arrays go through a pipe: shared memory is short in containers, and the copy costs next to nothing."""
     return batch
 

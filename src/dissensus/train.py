@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import os
 import signal
@@ -211,13 +210,11 @@ def _split_by_confidence(
 
 def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None) -> dict[str, Any]:
     """What the result depends on besides settings: data and initial weights, by fingerprint."""
-    digest = hashlib.sha256()
-    for value in ensemble.state_dict().values():
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return {
         "tail": ensemble.about,
-        "start": digest.hexdigest()[:16],
+        "start": ensemble.fingerprint[:16],
         "train": train.fingerprint,
+        "images": train.images,
         "disagreement": disagreement.fingerprint if disagreement else None,
         "classes": list(train.classes),
         "backbone": _trunk(train),

@@ -112,7 +112,8 @@ def _batch(sizes: Sizes, count: int) -> Tensor:
 
 def _forward(sizes: Sizes) -> Callable[[], None]:
     trunk = _channels_last(sizes)
-    batches = torch.split(_batch(sizes, sizes.images), sizes.image_batch)
+    # as few at once as the engine takes, at which it is fastest: a floor must not be slowed down
+    batches = torch.split(_batch(sizes, sizes.images), engines.AT_ONCE)
 
     @torch.inference_mode()
     def run() -> None:

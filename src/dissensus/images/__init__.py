@@ -7,7 +7,8 @@
 Listing an image takes its size, never its content; a set can be pickled and sent to worker processes.
 """
 
-from dissensus.images.decoding import BadImage, decode, to_rgb
+from dissensus.images.decoding import SUFFIXES, BadImage, decode, to_rgb
 from dissensus.images.imageset import ImageSet
+from dissensus.images.readers import read_image
 
-__all__ = ["BadImage", "ImageSet", "decode", "to_rgb"]
+__all__ = ["SUFFIXES", "BadImage", "ImageSet", "decode", "read_image", "to_rgb"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,14 @@ class Files:
         with _readable(), open(os.path.join(self.root, name), "rb") as file:
             data = file.read()
         return decode(data)
+
+
+def read_image(path: str) -> Image.Image:
+    """The image in one file, as RGB; raises BadImage."""
+    with _readable():
+        if stat.S_ISFIFO(os.stat(path).st_mode) or stat.S_ISCHR(os.stat(path).st_mode):
+            raise BadImage("not a file")  # a pipe or a device, which may never end
+    return Files("").read(path, 0, -1)
 
 
 @dataclass(frozen=True)
