@@ -62,14 +62,14 @@ class Browser:
                 self.loaded = True
         return event
 
-    def open(self, page: Path, *, width: int = 1200, height: int = 900, **media: str) -> None:
-        """Load a file at that width, with media features such as prefers_color_scheme="dark"."""
+    def open(self, page: Path | str, *, width: int = 1200, height: int = 900, **media: str) -> None:
+        """Load a file or an address at that width, with media features such as prefers_color_scheme="dark"."""
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         kind = media.pop("media", "")
         features = [{"name": name.replace("_", "-"), "value": value} for name, value in media.items()]
         self("Emulation.setEmulatedMedia", media=kind, features=features)
         self.loaded = False
-        self("Page.navigate", url=page.resolve().as_uri())
+        self("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not self.loaded:
             self._next()
 
@@ -78,6 +78,21 @@ class Browser:
         answer = self("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def wait(self, code: str, seconds: float = 20) -> Any:
+        """The value of an expression, once it is true."""
+        end = time.monotonic() + seconds
+        while not (found := self.eval(code)):
+            assert time.monotonic() < end, f"never true: {code}"
+            time.sleep(0.05)
+        return found
+
+    def upload(self, selector: str, *paths: Path) -> None:
+        """Choose files in a file input."""
+        root = self("DOM.getDocument")["root"]["nodeId"]
+        node = self("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        assert node, f"nothing is {selector}"
+        self("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
 
     def press(self, key: str) -> None:
         """A real key."""

@@ -33,6 +33,7 @@ ENTRIES = {
     "extract": ["extract"],
     "engine": ["engine"],
     "predict": ["predict"],
+    "export": ["export"],
 }
 needs_peers = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch_uncertainty", "torchensemble")),
@@ -157,7 +158,7 @@ def test_torch_uncertainty_does_the_same_training_as_the_step(tail):
 
 
 def test_an_unknown_case_is_refused_with_a_suggestion():
-    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: engine, extract, floor"):
+    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: engine, export, extract"):
         run_bench(["scaling", "flor"], quick=True)
 
 

@@ -9,30 +9,12 @@ import sys
 import numpy as np
 import pytest
 
+from commands import refuse, run
 from conftest import blobs
 from dissensus import __version__
 from dissensus.cli import VERBS, main
 
 QUICK = ["--epochs", "2", "--batch_size", "64", "--no-progress"]
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def refuse(capsys, *arguments: object) -> str:
-    """Run what must be refused; its one line."""
-    code, out, err = run(capsys, *arguments)
-    assert code == 2, (out, err)
-    assert out == ""
-    assert err.startswith("dissensus: error: ")
-    assert err.count("\n") == 1, err
-    return err.removeprefix("dissensus: error: ").strip()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,17 @@ def test_python_examples_run(path, monkeypatch, tmp_path, capsys):
     for number, code in enumerate(blocks(path)):
         exec(compile(code, f"{path.name} example {number}", "exec"), {})
     if path.name == "README.md":
-        assert "tensor" in capsys.readouterr().out
+        assert "called out of distribution" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(path, tmp_path):
+    """As a user starts them, each in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 3
 
 
 def commands() -> list[str]:

@@ -16,31 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from scipy import stats
 
+from commands import refuse, run
 from dissensus import engines, step, suites, tables
-from dissensus.cli import main
+from dissensus.detector import Detector
+from dissensus.features import FeatureSet
 from trees import TINY_FLAGS, classes, images
 
 ROOT = Path(__file__).parent.parent
 QUICK = [*TINY_FLAGS, "--epochs", "2", "--batch-size", "8", "--members", "2"]
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def refuse(capsys, *arguments: object) -> str:
-    """Run what must be refused; its one line."""
-    code, out, err = run(capsys, *arguments)
-    assert code == 2, (out, err)
-    assert err.startswith("dissensus: error: ")
-    assert err.count("\n") == 1, err
-    return err.removeprefix("dissensus: error: ").strip()
 
 
 def settings(folder: Path) -> dict:
@@ -412,12 +397,25 @@ def _two_threads():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_two_threads")
-def test_photos_of_pacs_reach_96_percent(real, tmp_path, capsys):
+def test_photos_of_pacs_reach_96_percent_and_the_detector_keeps_its_promise(real, tmp_path, capsys):
     root = real("pacs", photo=None)  # the other sets would take a minute
     code, _, err = run(capsys, "run", "--suite", "pacs", "--root", root, "--out", tmp_path / "run", *fastest())
     assert code == 0, err
     assert "pacs goes on without sketch (shift): missing" in err
     assert accuracy(tmp_path / "run", "photo") >= 0.96
+    found = [FeatureSet.open(path) for name in ("held-out*", "photo*") for path in (tmp_path / "run").rglob(name)
+             if (path / "index.json").is_file()]  # fmt: skip
+    rows = torch.cat([part.rows(slice(None)) for part in found])
+    assert len(rows) > 450
+    detector = Detector.load(tmp_path / "run" / "single")
+    assert detector.threshold is not None  # calibrated by the job
+    low, high = stats.binom.interval(0.99, len(rows) - 299, 0.05)
+    alarms = 0
+    for seed in range(20):
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        detector.calibrate(rows[order[:299]], 0.05, "bma")
+        alarms += int(detector.predict(rows[order[299:]]).out.sum())
+    assert low <= alarms / 20 <= high
 
 
 @pytest.mark.slow

@@ -404,6 +404,7 @@ def test_two_stage_parts_samples_with_all_their_passes(monkeypatch):
     monkeypatch.setattr(module, "_train", noting)
     fit(linear(), features, "two-stage", **{**QUICK, "confidence": 0.8})
     (whole, _), (sure, unsure) = given
+    whole, sure, unsure = whole.features, sure.features, unsure.features
     assert whole.passes == sure.passes == 2
     assert len(sure) + len(unsure) == len(features)
     assert 0 < len(unsure) < len(features)

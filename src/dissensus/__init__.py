@@ -13,8 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dissensus import aggregate, backbones, metrics, objectives, scores, suites, tables, tails
+    from dissensus.detector import Detector
     from dissensus.ensemble import Ensemble
     from dissensus.errors import DissensusError
+    from dissensus.estimator import DissensusClassifier
     from dissensus.evaluate import Suite, SuiteSet
     from dissensus.features import FeatureSet, FeatureWriter
     from dissensus.image_ensemble import ImageEnsemble
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "SCORES",
+    "Detector",
+    "DissensusClassifier",
     "DissensusError",
     "Ensemble",
     "FeatureSet",
@@ -51,6 +55,8 @@ _MODULES = ("aggregate", "backbones", "metrics", "objectives", "scores", "suites
 _HOMES = {
     "METHODS": "methods",
     "SCORES": "scores",
+    "Detector": "detector",
+    "DissensusClassifier": "estimator",
     "DissensusError": "errors",
     "Ensemble": "ensemble",
     "FeatureSet": "features",

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus import aggregate as aggregates
-from dissensus import backbones, engines, streams, tails
+from dissensus import backbones, engines, pretrained, streams, tails
 from dissensus.backbones import Backbone
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, ShapeError, UnknownNameError
@@ -81,6 +81,19 @@ class Detector:
         detector.threshold = Threshold.load(opened.folder, detector.identity)
         return detector
 
+    @classmethod
+    def from_pretrained(cls, where: PathLike, revision: str | None = None) -> Detector:
+        """The detector in a folder that `dissensus export --to hub` wrote, or in OWNER/NAME on the Hugging Face hub."""
+        found = pretrained.read(where, revision)
+        return cls(
+            found.ensemble,
+            found.classes,
+            backbone=found.backbone,
+            aggregate=found.aggregate,
+            threshold=found.threshold,
+            trained_on=found.trained_on,
+        )
+
     def save(self, run: PathLike) -> None:
         """Keep the calibration in the run folder that the ensemble is of."""
         if self.threshold is None:
@@ -107,6 +120,11 @@ class Detector:
         self.ensemble.to(device)
         self.__dict__.pop("_engine", None)
         return self
+
+    @property
+    def score_name(self) -> str:
+        """What scores are of."""
+        return "pds" if self.threshold is None else self.threshold.name
 
     @property
     def device(self) -> torch.device:

@@ -23,7 +23,7 @@ from dissensus.errors import DissensusError, UnknownNameError
 from dissensus.files import cache_folder, make_folder, replacing
 
 Engine = Callable[[Tensor], Tensor]
-AT_ONCE = 16
+AT_ONCE = 2**18  # pixels
 PARTS = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-3
 
@@ -41,7 +41,7 @@ def eager(backbone: Backbone, device: torch.device) -> Engine:
 
     # On CPUs a few images at a time: what layers make of more is so large that the system gives and takes its memory
     # back at every layer, which costs a third of the time.
-    size = AT_ONCE if device.type == "cpu" else 65536
+    size = at_once(backbone.transform.size) if device.type == "cpu" else 65536
 
     @torch.inference_mode()
     def run(pixels: Tensor) -> Tensor:
@@ -53,6 +53,11 @@ def eager(backbone: Backbone, device: torch.device) -> Engine:
         return torch.cat(parts).contiguous()
 
     return run
+
+
+def at_once(size: int) -> int:
+    """How many images of `size` pixels a side the trunk takes at once on CPUs, where that is fastest."""
+    return max(8, AT_ONCE // size**2)
 
 
 def onnx(backbone: Backbone, device: torch.device) -> Engine:
@@ -76,7 +81,7 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
     make_folder(path.parent)
     own = path.with_suffix(f".{os.getpid()}")  # several processes may begin at once
     with replacing(own) as temporary:
-        _export(_FromPixels(backbone), pixels, temporary)
+        _export(FromPixels(backbone), pixels, temporary)
     os.replace(own, path)
     run = _session(path)
     if not (error := _difference(run(pixels), expected)) <= TOLERANCE:
@@ -103,7 +108,7 @@ def _difference(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
-class _FromPixels(nn.Module):
+class FromPixels(nn.Module):
     """Normalisation and trunk in one."""
 
     mean: Tensor

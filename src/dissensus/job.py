@@ -13,7 +13,8 @@ import pandas as pd
 from lightning.fabric import Fabric
 from torch import nn
 
-from dissensus import backbones, judged, methods, report, tables, tails
+from dissensus import backbones, conformal, judged, methods, report, tables, tails
+from dissensus.detector import Detector
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, UnknownNameError
 from dissensus.evaluate import Suite, evaluate
@@ -26,6 +27,7 @@ from dissensus.train import fit
 
 TAIL_NAMES = (*tails.TAILS, "backbone")
 INITS = ("random", "pretrained")
+FALSE_ALARMS = 0.05  # of the detectors that a job leaves
 
 
 def run_methods(
@@ -84,8 +86,15 @@ def run_methods(
         )
         if fabric is None or fabric.is_global_zero:
             judged.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, samples)
+            _calibrate(run.folder, suite.held_out)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def _calibrate(run: Path, held_out: FeatureSet | None) -> None:
+    """Make a detector of a run, where there is enough to calibrate it on."""
+    if held_out is not None and len(held_out) >= conformal.needed(FALSE_ALARMS):
+        Detector.load(run).calibrate(held_out, FALSE_ALARMS).save(run)
 
 
 def check(names: Sequence[str], members: int, training: Mapping[str, Any], *, seed: int, tail: str | None) -> None:

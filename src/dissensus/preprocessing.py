@@ -81,8 +81,13 @@ class Preprocessing:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """(B, H, W, 3) bytes -> (B, 3, H, W) floats, channels last in memory, where convolutions are fastest."""
-        mean, std = (torch.tensor(values, device=pixels.device) * 255 for values in (self.mean, self.std))
-        return pixels.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+        # a whole row of mean and deviation: three values to a pixel are too few for the processor to work on at once
+        width = pixels.shape[2]
+        mean, std = (
+            torch.tensor(values, device=pixels.device).mul(255).repeat(width) for values in (self.mean, self.std)
+        )
+        rows = pixels.float().flatten(2)
+        return rows.sub_(mean).div_(std).view(pixels.shape).permute(0, 3, 1, 2)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """An image of any kind -> (3, size, size) floats, as the trunk takes them."""

@@ -32,6 +32,9 @@ class Batch(NamedTuple):
     total: int  # samples of the whole batch, over all ranks
     elsewhere: Tensor | None = None  # (B', ...) unlabelled samples to disagree on
     elsewhere_total: int = 0
+    # what samples count for, with mean one over the whole batch; None: all the same
+    sample_weight: Tensor | None = None  # of the labels' shape
+    elsewhere_weight: Tensor | None = None  # (B',)
 
 
 class _Loss(NamedTuple):
@@ -127,50 +130,53 @@ class Stepper:
             here,
             batch.labels,
             weights=weights,
+            sample_weight=batch.sample_weight,
             label_smoothing=smoothing,
             pairs=pairs,
             total=batch.total,
             scratch=self._scratch,
         )
-        grad, disagreement = fused.grad, fused.disagreement.sum() / batch.total
+        grad, disagreement = fused.grad, _weighed(fused.disagreement, batch.sample_weight).sum() / batch.total
         added = logits.new_zeros(())
         if s.diversity > 0 and weights is None:
             there, count = (here, batch.total) if alpha is not None else (logits[:, own:], batch.elsewhere_total)
             who = there if pairs is None else there[pairs]
-            value, part = self._regulariser(who, alpha, count)
+            value, part = self._regulariser(who, batch.elsewhere_weight if alpha is None else alpha, count)
             scale = s.diversity / 2 if alpha is None else s.diversity / 2 * self._sum(alpha.sum()) / batch.total
             disagreement, added, part = value, scale * value, part * scale
             if pairs is not None:
                 part = torch.zeros_like(there).index_copy_(0, pairs, part)
             grad = grad + part if alpha is not None else torch.cat([grad, part], dim=1)
         members = len(fused.top)
-        hits = (fused.top == batch.labels).sum() / (members * batch.total)
+        hits = _weighed(fused.top == batch.labels, batch.sample_weight).sum() / (members * batch.total)
         hard = alpha.sum() / batch.total if alpha is not None else added.new_zeros(())
-        main = fused.cross_entropy.sum() / (members * batch.total)
+        main = _weighed(fused.cross_entropy, batch.sample_weight).sum() / (members * batch.total)
         return _Loss(grad, torch.stack([fused.loss + added, main, disagreement, hard, hits]).double())
 
     def _hardness(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Every sample's hardness, times what the sample itself counts for."""
         if self.settings.hardness == "all" and len(logits) < len(self.ensemble):
             with torch.no_grad(), self.fabric.autocast():
                 logits = full_precision(self.ensemble(batch.x))
         losses = ensemble_cross_entropy(logits, batch.labels)
-        return weigh(losses, self._sum(losses.sum()) / batch.total)
+        mean = self._sum(_weighed(losses, batch.sample_weight).sum()) / batch.total
+        return _weighed(weigh(losses, mean), batch.sample_weight)
 
-    def _regulariser(self, logits: Tensor, alpha: Tensor | None, total: int) -> tuple[Tensor, Tensor]:
+    def _regulariser(self, logits: Tensor, weights: Tensor | None, total: int) -> tuple[Tensor, Tensor]:
         """This rank's share of the disagreement and its gradient with respect to this rank's logits."""
         if self.method.regulariser == "a2d":
-            ones = logits.new_ones(logits.shape[1])
-            fused = cross_entropy_a2d(logits, None, weights=ones, total=total)
+            even = logits.new_ones(logits.shape[1])
+            fused = cross_entropy_a2d(logits, None, weights=even if weights is None else weights, total=total)
             return fused.loss, fused.grad
         if self.fabric.world_size == 1:
-            return divdis_value_and_grad(logits, alpha)
+            return divdis_value_and_grad(logits, weights)
         # Mutual information is of the whole batch: gather it, with empty places weighing nothing.
         ranks, local = self.fabric.world_size, logits.shape[1]
         room = -(-total // ranks) - local
         padded = torch.nn.functional.pad(logits, (0, 0, 0, room))
-        weights = logits.new_ones(local) if alpha is None else alpha
+        local_weights = logits.new_ones(local) if weights is None else weights
         everyone = torch.cat(list(self.fabric.all_gather(padded)), dim=1)
-        heavy = torch.cat(list(self.fabric.all_gather(torch.nn.functional.pad(weights, (0, room)))))
+        heavy = torch.cat(list(self.fabric.all_gather(torch.nn.functional.pad(local_weights, (0, room)))))
         value, grad = divdis_value_and_grad(everyone, heavy)
         start = self.fabric.global_rank * (local + room)
         return value / ranks, grad[:, start : start + local]
@@ -181,3 +187,7 @@ class Stepper:
         total = self.fabric.all_reduce(value, reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
+
+
+def _weighed(values: Tensor, sample_weight: Tensor | None) -> Tensor:
+    return values if sample_weight is None else values * sample_weight

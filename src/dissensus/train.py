@@ -18,7 +18,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from dissensus import methods
-from dissensus.batches import Batches
+from dissensus.batches import Batches, Pool
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, RunError
 from dissensus.features import FeatureSet
@@ -26,6 +26,7 @@ from dissensus.logbook import Logbook
 from dissensus.runs import Run
 from dissensus.seeds import mix
 from dissensus.settings import Extent, Schedule, Settings, check_data, resolve
+from dissensus.shards import Values
 from dissensus.step import Stepper
 
 
@@ -48,6 +49,7 @@ def fit(
     clip: float | None = None,
     disagreement: FeatureSet | None = None,
     confidence: float = 0.2,
+    sample_weight: Values | None = None,
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     resume: bool = True,
@@ -77,6 +79,8 @@ def fit(
         clip: largest norm of a member's gradient; None: no limit.
         disagreement: unlabelled features to disagree on, for a2d and divdis.
         confidence: two-stage disagrees on training samples whose first-stage confidence is below this.
+        sample_weight: what each training sample counts for, (N,), in its batch's loss and hardness; only ratios
+            matter, and a sample of weight zero is left out. Of features with several passes, one for all of a sample's.
         seed: decides batches, draws of members and dropout.
         out: run folder: settings, metrics, checkpoints and the trained ensemble; None: nothing is written.
         resume: go on with a run that `out` holds already.
@@ -93,7 +97,8 @@ def fit(
         optimizer=optimizer, schedule=schedule, clip=clip, confidence=confidence, seed=seed,
         precision=str(fabric._precision.precision),
     )  # fmt: skip
-    check_data(ensemble, train_features, disagreement, settings)
+    pool = Pool.of(train_features, sample_weight)
+    check_data(ensemble, pool.features, disagreement, settings)
     if log_every < 1 or checkpoint_seconds < 0:
         raise DissensusError(
             f"log_every must be at least 1 and checkpoint_seconds at least 0; got {log_every} and {checkpoint_seconds}"
@@ -109,14 +114,17 @@ def fit(
     run = None
     if out is not None:
         claim = {**asdict(settings), **_provenance(ensemble, train_features, disagreement)}
+        if pool.weight is not None:
+            claim["sample_weight"] = pool.fingerprint
         run = _claim(out, claim, resume, fabric)
         if run.finished:
             ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
             return ensemble.eval()
     how: dict[str, Any] = {"progress": progress, "checkpoint_seconds": checkpoint_seconds, "log_every": log_every}
+    elsewhere = None if disagreement is None else Pool(disagreement)
     if methods.get(method).disagree_on == "unsure" and settings.diversity > 0:
-        train_features, disagreement = _split_by_confidence(ensemble, train_features, settings, run, fabric, how)
-    _train(ensemble, train_features, disagreement, settings, run, fabric, tensorboard=tensorboard, **how)
+        pool, elsewhere = _split_by_confidence(ensemble, pool, settings, run, fabric, how)
+    _train(ensemble, pool, elsewhere, settings, run, fabric, tensorboard=tensorboard, **how)
     if run is not None and fabric.is_global_zero:
         ensemble.save(run.ensemble_folder)
         run.finish()
@@ -139,8 +147,8 @@ def _claim(out: str | os.PathLike[str], claim: Mapping[str, Any], resume: bool, 
 
 def _train(
     ensemble: Ensemble,
-    train: FeatureSet,
-    elsewhere: FeatureSet | None,
+    pool: Pool,
+    elsewhere: Pool | None,
     settings: Settings,
     run: Run | None,
     fabric: Fabric,
@@ -153,7 +161,7 @@ def _train(
     """The loop itself: draw members and samples, step, log, checkpoint."""
     writer = run if fabric.is_global_zero else None
     stepper = Stepper(ensemble, settings, fabric)
-    batches = Batches(train, elsewhere, settings, fabric)
+    batches = Batches(pool, elsewhere, settings, fabric)
     log = Logbook(settings, batches.per_epoch, log_every, fabric.device, writer)
     state = {**stepper.state(), **log.state()}
     start = run.load_checkpoint(state) if run else 0
@@ -179,14 +187,15 @@ def _train(
 
 
 def _split_by_confidence(
-    ensemble: Ensemble, train: FeatureSet, settings: Settings, run: Run | None, fabric: Fabric, how: dict[str, Any]
-) -> tuple[FeatureSet, FeatureSet]:
+    ensemble: Ensemble, pool: Pool, settings: Settings, run: Run | None, fabric: Fabric, how: dict[str, Any]
+) -> tuple[Pool, Pool]:
     """Stage one: train one member, then part the samples it is sure of from those it is not."""
+    train = pool.features
     first = Ensemble(ensemble.member(0), members=1, init="template")
     passed = ("epochs", "lr", "batch_size", "weight_decay", "label_smoothing", "optimizer", "schedule", "clip", "seed")
     chosen = {name: getattr(settings, name) for name in passed}
     out = run.folder / "first-stage" if run else None
-    fit(first, train, "single", **chosen, out=out, fabric=fabric, **how)
+    fit(first, train, "single", **chosen, sample_weight=pool.weight, out=out, fabric=fabric, **how)
     first.eval()
     with torch.no_grad():
         parts = [first(x.to(fabric.device))[0].softmax(-1).amax(-1).cpu() for x, _ in train.batches(4096)]
@@ -203,9 +212,7 @@ def _split_by_confidence(
             f"two-stage needs two classes among the samples it is sure of; confidence={settings.confidence:g} leaves "
             f"{len(sure)} of {len(confidence)} samples: lower confidence"
         )
-    offsets = torch.arange(train.passes)[:, None] * len(confidence)
-    everywhere = [(offsets + rows).flatten() for rows in (sure, unsure.nonzero().squeeze(1))]
-    return train.subset(everywhere[0], passes=train.passes), train.subset(everywhere[1])
+    return pool.subset(sure), pool.subset(unsure.nonzero().squeeze(1))
 
 
 def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None) -> dict[str, Any]:

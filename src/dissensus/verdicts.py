@@ -39,13 +39,18 @@ class Verdict:
             "path": self.name,
             "label": self.label,
             "class": self.class_name,
-            "confidence": self.confidence,
-            "score": self.score,
-            "p_value": self.p_value,
+            "confidence": _rounded(self.confidence),
+            "score": _rounded(self.score),
+            "p_value": _rounded(self.p_value),
             "verdict": self.verdict or None,
             "error": self.error,
         }
         return plain | ({"votes": list(self.votes)} if votes else {})
+
+
+def _rounded(value: float | None) -> float | None:
+    """To what float32 knows of it."""
+    return None if value is None else round(value, 6)
 
 
 @dataclass(frozen=True)

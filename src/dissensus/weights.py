@@ -95,7 +95,7 @@ def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
     if not timm.get_pretrained_cfg(architecture).has_weights:  # type: ignore[union-attr]
         raise DissensusError(f"timm has no pretrained weights for {architecture}: {remedy}")
     try:
-        with _offline_unless_reachable():
+        with offline_unless_reachable():
             return build(architecture, pretrained=True, **options)
     except Exception as error:  # whatever the network, the hub's client or its cache may raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
@@ -105,7 +105,7 @@ def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 @contextmanager
-def _offline_unless_reachable() -> Iterator[None]:
+def offline_unless_reachable() -> Iterator[None]:
     """Look into the hub's cache alone where there is no network: its client would try for a minute first."""
     host = urlsplit(constants.ENDPOINT).hostname
     before = constants.HF_HUB_OFFLINE

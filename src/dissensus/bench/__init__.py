@@ -37,6 +37,7 @@ CASES: Mapping[str, Callable[[Sizes, int], Sequence[Entry]]] = {
     "extract": images.extraction,
     "engine": images.faster,
     "predict": images.prediction,
+    "export": images.exported,
 }
 
 
@@ -64,7 +65,7 @@ def run_bench(
         peers.require()
     if "memory" in names:
         memory.require(sizes)
-    if "engine" in names:
+    if {"engine", "export"} & set(names):
         images.require()
     if out is not None:
         make_folder(out.parent)

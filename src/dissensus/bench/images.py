@@ -1,4 +1,4 @@
-"""Cases on images: extraction against the bare trunk, the faster engine, and what members add to prediction.
+"""Cases on images: extraction against the bare trunk, the faster engine, what members add to prediction, the export.
 
 The trunk is EfficientNet-Lite0. Images are JPEG files of 500 x 375 pixels, ImageNet's usual size, cut from the two
 photographs that come with scikit-learn.
@@ -26,8 +26,10 @@ from dissensus import backbones, engines, tails
 from dissensus.backbones import Backbone
 from dissensus.bench.core import fabric
 from dissensus.bench.measure import WARM_UP, Bar, Comparison, Side, Sizes, compare
+from dissensus.detector import Detector
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DissensusError
+from dissensus.export import onnx
 from dissensus.extract import extract
 from dissensus.image_ensemble import ImageEnsemble
 from dissensus.images import ImageSet
@@ -53,13 +55,13 @@ def extraction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 def faster(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     """the trunk in eager PyTorch over the same in ONNX Runtime"""
-    eager, onnx = (
+    eager, other = (
         Side(
             f"lite0 by {name}, {sizes.image_batch} images at {sizes.pixels} px", partial(_engine, name, sizes), burst=1
         )
         for name in ("eager", "onnx")
     )
-    return [compare("engine", eager, onnx, Bar(">=", 1.5), min(repeats, 3 * MOST_REPEATS))]
+    return [compare("engine", eager, other, Bar(">=", 1.5), min(repeats, 3 * MOST_REPEATS))]
 
 
 def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
@@ -82,10 +84,18 @@ def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     return [Comparison("predict", words, "of which lite0's trunk", Bar("<=", 1.1), tuple(whole), tuple(trunk))]
 
 
+def exported(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """a detector in eager PyTorch, pixels to verdicts, over its export in ONNX Runtime"""
+    what = f"{sizes.members} members, {sizes.image_batch} images at {sizes.pixels} px"
+    eager = Side(f"detector by eager, lite0 and {what}", partial(_judging, sizes), burst=1)
+    other = Side("its export by ONNX Runtime", partial(_exported, sizes), burst=1)
+    return [compare("export", eager, other, Bar(">=", 1.0), min(repeats, 3 * MOST_REPEATS))]
+
+
 def require() -> None:
     """Refuse to begin where the faster engine is not installed."""
     if any(importlib.util.find_spec(part) is None for part in engines.PARTS):
-        raise DissensusError("the bench case engine needs ONNX Runtime: pip install 'dissensus[onnx]'")
+        raise DissensusError("the bench cases engine and export need ONNX Runtime: pip install 'dissensus[onnx]'")
 
 
 def _photographs(folder: Path, count: int) -> None:
@@ -113,7 +123,7 @@ def _batch(sizes: Sizes, count: int) -> Tensor:
 def _forward(sizes: Sizes) -> Callable[[], None]:
     trunk = _channels_last(sizes)
     # as few at once as the engine takes, at which it is fastest: a floor must not be slowed down
-    batches = torch.split(_batch(sizes, sizes.images), engines.AT_ONCE)
+    batches = torch.split(_batch(sizes, sizes.images), engines.at_once(sizes.pixels))
 
     @torch.inference_mode()
     def run() -> None:
@@ -136,9 +146,38 @@ def _extract(folder: str, sizes: Sizes) -> Callable[[], None]:
 
 
 def _engine(name: str, sizes: Sizes) -> Callable[[], Tensor]:
+    return partial(engines.create(name, _backbone(sizes)), _pixels(sizes))
+
+
+def _pixels(sizes: Sizes) -> Tensor:
+    """Random bytes (B, H, W, 3)."""
     shape = (sizes.image_batch, sizes.pixels, sizes.pixels, 3)
-    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return partial(engines.create(name, _backbone(sizes)), pixels)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def _detector(sizes: Sizes) -> Detector:
+    """Calibrated on what the trunk's features might be: speed does not depend on them."""
+    backbone = _backbone(sizes)
+    ensemble = Ensemble(tails.create("linear", backbone.shape[0], sizes.classes), members=sizes.members)
+    held_out = torch.randn(200, backbone.shape[0], generator=torch.Generator().manual_seed(0))
+    return Detector(ensemble, backbone=backbone).calibrate(held_out)
+
+
+def _judging(sizes: Sizes) -> Callable[[], object]:
+    detector, pixels = _detector(sizes), _pixels(sizes)
+    engine = engines.create("eager", detector.backbone)
+
+    @torch.inference_mode()
+    def run() -> object:
+        return detector.judge(detector.ensemble(engine(pixels)))
+
+    return run
+
+
+def _exported(sizes: Sizes) -> Callable[[], object]:
+    with tempfile.TemporaryDirectory(prefix="dissensus-bench-") as folder:
+        onnx.write(_detector(sizes), Path(folder) / "detector.onnx")
+        return partial(onnx.session(Path(folder) / "detector.onnx"), _pixels(sizes))
 
 
 def _model(sizes: Sizes) -> ImageEnsemble:

@@ -13,7 +13,23 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
-from dissensus.cli import bench, demo, evaluate, extract, lists, parser, report, run, study, suite, train
+from dissensus.cli import (
+    bench,
+    calibrate,
+    demo,
+    evaluate,
+    export,
+    extract,
+    lists,
+    parser,
+    predict,
+    report,
+    run,
+    serve,
+    study,
+    suite,
+    train,
+)
 from dissensus.cli.parser import Verb
 from dissensus.errors import DissensusError
 
@@ -23,6 +39,10 @@ VERBS = {
     "extract": Verb(extract.extract, extract.EXAMPLE, extract.PLAIN),
     "train": Verb(train.train, train.EXAMPLE, train.PLAIN),
     "evaluate": Verb(evaluate.evaluate, evaluate.EXAMPLE, evaluate.PLAIN),
+    "calibrate": Verb(calibrate.calibrate, calibrate.EXAMPLE, calibrate.PLAIN),
+    "predict": Verb(predict.predict, predict.EXAMPLE, predict.PLAIN),
+    "export": Verb(export.export, export.EXAMPLE, export.PLAIN),
+    "serve": Verb(serve.serve, serve.EXAMPLE, serve.PLAIN),
     "study": Verb(study.study, study.EXAMPLE, study.PLAIN),
     "report": Verb(report.report, report.EXAMPLE, report.PLAIN),
     "suite": Verb(suite.suite, suite.EXAMPLE, suite.PLAIN),

@@ -15,7 +15,7 @@ import numpy as np
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from dissensus import suites
+from dissensus import shards, suites
 from dissensus.backbones import Backbone
 from dissensus.cli.parser import say
 from dissensus.errors import DataError, DissensusError, UnknownNameError
@@ -50,6 +50,29 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         )
     suite = suites.load(where)
     return suite.train, suite
+
+
+def is_features(where: str) -> bool:
+    """Whether this names features: a feature folder or an .npz file."""
+    return Path(where).suffix == ".npz" or (Path(where) / shards.INDEX).is_file()
+
+
+def find_samples(where: str) -> FeatureSet | ImageSet:
+    """Features, or images as extract takes them; labels are of no matter."""
+    if is_features(where):
+        return find_features(where)[0]
+    try:
+        return ImageSet.find(where)  # with labels, if it has any, lest the training images look like others
+    except DataError:
+        return ImageSet.find(where, unlabelled=True)
+
+
+def held_out(run: str, suite: str, root: str | None, features: str | None) -> FeatureSet:
+    """The held-out set of a suite, through the backbone of a run."""
+    loaded = suites.load(suite, **suite_options([Run.open(run)], suite, root, features))
+    if loaded.held_out is None:
+        raise DataError(f"suite {suite} holds nothing out to calibrate on: give ID samples of your own with --id")
+    return loaded.held_out
 
 
 def _npz(path: Path) -> FeatureSet:

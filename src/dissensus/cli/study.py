@@ -103,6 +103,7 @@ def study(
         )
 
     threads, main = torch.get_num_threads(), lab(suite)
+    say(f"{suite}: features first, of whatever has none yet")
     main.suite()  # what is wrong with it is told before anything is written
     for number, name in enumerate(chosen, start=1):
         say(f"study {number} of {len(chosen)}: {name}")

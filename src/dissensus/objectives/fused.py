@@ -46,6 +46,7 @@ def cross_entropy_a2d(
     labels: Tensor | None,
     *,
     weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     label_smoothing: float | Tensor = 0.0,
     pairs: Tensor | None = None,
     total: int | None = None,
@@ -54,16 +55,17 @@ def cross_entropy_a2d(
     """mean CE + sum_n weights_n * a2d_n / total, with its gradient.
 
     logits (M, B, C); labels (B,), or (M, B) when every member has its own batch, or None for the disagreement
-    alone. `weights` (B,) of the
-    disagreement (None: no disagreement): for SED diversity/2 * hardness. `label_smoothing` is one number or one
-    a member (M,). `pairs` (R,) are the members that disagree (None: all). `total` is the number of samples the
-    loss is averaged over: B, or more when the batch is spread over processes. `scratch(name, shape, like)` may give
-    memory for the gradient, to be used again by the next call.
+    alone. `weights` (B,) of the disagreement (None: no disagreement): for SED diversity/2 * hardness.
+    `sample_weight`, of the labels' shape and with mean one over the whole batch, weighs the cross-entropy alone.
+    `label_smoothing` is one number or one a member (M,). `pairs` (R,) are the members that disagree (None: all).
+    `total` is the number of samples the loss is averaged over: B, or more when the batch is spread over processes.
+    `scratch(name, shape, like)` may give memory for the gradient, to be used again by the next call.
     """
     z = full_precision(logits)
     M, B, C = z.shape
     total = total or B
-    share = 0.0 if labels is None else 1 / (M * total)
+    mean = 0.0 if labels is None else 1 / (M * total)
+    share = mean if sample_weight is None else mean * sample_weight
     smoothing = torch.as_tensor(label_smoothing, dtype=z.dtype, device=z.device).expand(M)[:, None]
     smooth = isinstance(label_smoothing, Tensor) or label_smoothing > 0
 
@@ -82,11 +84,11 @@ def cross_entropy_a2d(
         losses = lse - (1 - smoothing) * z.gather(-1, target).squeeze(-1)
         if smooth:
             losses -= smoothing * z.mean(-1)
-    loss = losses.sum() * share
+    loss = (losses if sample_weight is None else losses * sample_weight).sum() * mean
 
     if weights is None:
         disagreement = z.new_zeros(B)
-        grad.mul_(share)
+        grad.mul_(share if isinstance(share, float) else share[..., None])
         at_top = p_top * share
     else:
         who = slice(None) if pairs is None else pairs
@@ -101,7 +103,8 @@ def cross_entropy_a2d(
     if labels is not None:
         grad.scatter_add_(-1, target, ((smoothing - 1) * share).expand(M, B)[..., None])
         if smooth:
-            grad.sub_((smoothing * (share / C))[..., None])
+            even = mean / C if sample_weight is None else mean / C * sample_weight
+            grad.sub_((smoothing * even)[..., None])
     return Fused(loss, grad, losses, disagreement, top)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from dissensus.errors import UnknownNameError
 from dissensus.layout import check_labels, check_logits
 from dissensus.objectives.disagreement import a2d, divdis
-from dissensus.objectives.hardness import hardness
+from dissensus.objectives.hardness import hardness, relative
 
 Regulariser = Literal["a2d", "divdis"]
 REGULARISERS: tuple[str, ...] = get_args(Regulariser)
@@ -33,6 +33,7 @@ def sed(
     diversity: float,
     label_smoothing: float = 0.0,
     regulariser: Regulariser = "a2d",
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """The SED loss: fit every sample, disagree on the hard ones. (M, B, C), (B,) -> ().
 
@@ -40,11 +41,14 @@ def sed(
     pairs and divides by M(M-1). Mutual information is a quantity of the batch, not of a sample; with
     `regulariser="divdis"` hardness weighs the samples inside it and its mean scales it:
     diversity/2 * mean(hardness) * divdis(logits, weights=hardness), which for equal hardness is the same form.
+    With `sample_weight` (B,) every mean over samples is the weighted one: a sample of weight 2 counts as if it were
+    there twice, one of weight 0 as if it were not; only the weights' ratios matter.
     """
-    main = cross_entropy(logits, labels, label_smoothing).mean()
+    weight = relative(logits, sample_weight)
+    main = (weight * cross_entropy(logits, labels, label_smoothing)).mean()
     if not diversity:
         return main
-    alpha = hardness(logits, labels)
+    alpha = weight * hardness(logits, labels, sample_weight)
     if regulariser == "a2d":
         return main + diversity / 2 * (alpha * a2d(logits)).mean()
     if regulariser == "divdis":

@@ -1,0 +1,72 @@
+# ruff: noqa: D100
+# %% [markdown]
+# # A classifier that knows what it has not seen
+#
+# `DissensusClassifier` takes any table of numbers: embeddings of a frozen model, or measurements. Here the "embeddings"
+# are scikit-learn's digits, 8x8 scans as 64 numbers; 8 and 9 are kept away from training, to be found out later.
+
+# %%
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from dissensus import DissensusClassifier
+
+X, y = load_digits(return_X_y=True)
+known = y < 8
+X_train, X_test, y_train, y_test = train_test_split(X[known], y[known], test_size=0.3, random_state=0)
+X_new = X[~known]
+
+# %% [markdown]
+# ## Fit and predict
+# A fifth of the training samples is held out to set the threshold of `is_ood`; nothing like `X_new` is needed.
+
+# %%
+classifier = DissensusClassifier(random_state=0).fit(X_train, y_train)
+print(f"accuracy on known digits: {classifier.score(X_test, y_test):.3f}")
+print(f"called out, known digits: {classifier.is_ood(X_test).mean():.1%}")
+print(f"called out, new digits:   {classifier.is_ood(X_new).mean():.1%}")
+assert classifier.threshold_ is not None
+print(classifier.threshold_.promise)
+
+# %% [markdown]
+# ## How well does the score part the two?
+# `ood_score` is higher for samples that are further out; `score_samples` is its negative.
+
+# %%
+is_new = np.r_[np.zeros(len(X_test)), np.ones(len(X_new))]
+score = classifier.ood_score(np.r_[X_test, X_new])
+print(f"AUROC of new against known digits: {roc_auc_score(is_new, score):.3f}")
+
+# %% [markdown]
+# ## Answer only where it is safe
+# What is called out goes to a person; the rest is more often right.
+
+# %%
+kept = ~classifier.is_ood(X_test)
+print(f"accuracy on the {kept.mean():.0%} that are kept: {classifier.score(X_test[kept], y_test[kept]):.3f}")
+
+# %% [markdown]
+# ## Choose the diversity by cross-validation
+# It is an estimator like any other, in a pipeline or a search. Accuracy on ID data is what can be measured without OOD
+# data; among weights that cost little of it, larger ones make members more diverse.
+
+# %%
+pipeline = make_pipeline(StandardScaler(), DissensusClassifier(epochs=5, random_state=0))
+search = GridSearchCV(pipeline, {"dissensusclassifier__diversity": [0.0, 0.1, 0.5]}, cv=3).fit(X_train, y_train)
+for setting, accuracy in zip(search.cv_results_["params"], search.cv_results_["mean_test_score"], strict=True):
+    print(f"diversity {setting['dissensusclassifier__diversity']}: accuracy {accuracy:.3f}")
+
+# %% [markdown]
+# ## Samples that count for more
+# A weight of zero leaves a sample out; here the digit 3 counts threefold.
+
+# %%
+weight = np.where(y_train == 3, 3.0, 1.0)
+weighted = DissensusClassifier(random_state=0).fit(X_train, y_train, sample_weight=weight)
+threes = y_test == 3
+plain, heavy = (c.score(X_test[threes], y_test[threes]) for c in (classifier, weighted))
+print(f"accuracy on threes: {plain:.3f}, and {heavy:.3f} where they count threefold")

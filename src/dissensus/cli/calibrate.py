@@ -1,0 +1,75 @@
+"""dissensus calibrate: a threshold for a run, from ID samples that it was not trained on."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from typing import Literal
+
+from dissensus.cli.parser import Arguments, say, share
+from dissensus.errors import DissensusError
+
+EXAMPLE = "dissensus calibrate runs/mine --id features/held-out --false-alarms 0.05"
+PLAIN: Arguments = {
+    "run": {"help": "a run folder that train, run or demo wrote"},
+    "--score": {"nargs": "+", "metavar": "SCORE", "default": ["pds"], "help": "a score, or several to combine"},
+}
+
+
+def calibrate(
+    run: str,
+    id: str | None = None,
+    suite: str | None = None,
+    root: str | None = None,
+    features: str | None = None,
+    false_alarms: str = "5%",
+    score: list[str] | None = None,
+    by_class: bool = False,
+    engine: Literal["eager", "onnx"] = "eager",
+    progress: bool = True,
+) -> None:
+    """Set the score above which a sample is called out of distribution, and keep it with the run.
+
+    The rate is promised by split-conformal calibration: for samples like those given, at most so many are called out,
+    on average over calibration sets of this size, whatever the score and the ensemble.
+
+    Args:
+        run: a run folder.
+        id: ID samples that were not trained on: a feature folder, an .npz file, or images as extract takes them.
+        suite: instead of --id, the held-out set of a suite: dissensus list suites.
+        root: the folder that holds a suite's images.
+        features: folder for a suite's features; by default the user's cache.
+        false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
+        score: what to calibrate, pds by default: dissensus list scores. Several are combined as p-values.
+        by_class: a threshold for each predicted class, so that the rate holds within each.
+        engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
+        progress: show a progress bar when stderr is a terminal.
+    """
+    from dissensus.cli import inputs
+    from dissensus.detector import Detector
+    from dissensus.thresholds import names_of
+
+    rate = share("--false-alarms", false_alarms)
+    names = names_of([name for entry in score or ["pds"] for name in entry.split(",")])
+    if (id is None) == (suite is None):
+        got = "neither" if id is None else "both"
+        raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}")
+    detector = Detector.load(run)
+    detector.engine = engine
+    samples = inputs.find_samples(id) if id is not None else inputs.held_out(run, str(suite), root, features)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        detector.calibrate(samples, rate, names, by_class=by_class, progress=progress)
+    for warning in told:
+        say(f"warning: {warning.message}")
+    detector.save(run)
+    assert detector.threshold is not None
+    limits = detector.threshold.calibrated.thresholds(rate)
+    if by_class:
+        width = max(map(len, detector.classes))
+        for name, limit, values in zip(detector.classes, limits, detector.threshold.calibrated.values, strict=True):
+            print(f"{name.ljust(width)}  out above {limit:.4f}  (n = {len(values):,})")
+    else:
+        print(f"{detector.threshold.name}: out above {float(limits[0]):.4f}")
+    say(detector.threshold.promise)
+    say(f"judge images with: dissensus predict {shlex.quote(run)} IMAGES...")

@@ -1,0 +1,81 @@
+"""dissensus serve: a web page and a JSON API over a run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from dissensus.cli.parser import Arguments, say
+from dissensus.errors import DissensusError
+
+EXAMPLE = "dissensus serve runs/mine"
+PLAIN: Arguments = {
+    "run": {"help": "a run folder, best calibrated first: dissensus calibrate"},
+}
+
+
+def serve(
+    run: str,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    max_upload_mb: float = 20.0,
+    examples: str | None = None,
+    train: str | None = None,
+    images: str | None = None,
+    engine: Literal["eager", "onnx"] = "eager",
+    accelerator: str = "auto",
+) -> None:
+    """Serve a run on this machine: drop an image on the page, or post it to the API, and read the verdict.
+
+    Nothing is sent anywhere; uploads are gone when the server stops. Needs dissensus[serve].
+
+    Args:
+        run: a run folder.
+        host: address to answer at; 0.0.0.0 is every address, for everybody who can reach this machine.
+        port: port to answer at; 0 takes a free one.
+        max_upload_mb: largest upload, in MB: a file on the page, a request to the API.
+        examples: a folder of images to click; by default some that the run was judged on.
+        train: the training features, to show the nearest training images.
+        images: the images that they were extracted from, to show those too.
+        engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
+        accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
+    """
+    from dissensus.app import examples as tried
+    from dissensus.app import server
+    from dissensus.app.neighbours import Neighbours
+    from dissensus.app.service import Service
+    from dissensus.cli import inputs
+    from dissensus.detector import Detector
+    from dissensus.features import check_backbone
+    from dissensus.images import ImageSet
+
+    server.check_installed()
+    if not 0 < max_upload_mb <= 2000:
+        raise DissensusError(f"--max-upload-mb must be above 0 and at most 2000; got {max_upload_mb:g}: try 20")
+    if images is not None and train is None:
+        raise DissensusError("--images goes with --train, whose rows it shows; got --images alone: give both")
+    with server.bind(host, port) as where:  # before the rest, which takes a while
+        detector = Detector.load(run)
+        detector.engine = engine
+        detector.to(inputs.launch(accelerator, 1, 1, "32-true").device)
+        neighbours = None
+        if train is not None:
+            features = inputs.find_features(train)[0]
+            check_backbone(detector.about, features, "--train")
+            neighbours = Neighbours(features, None if images is None else ImageSet.find(images))
+        service = Service(detector, Path(run).resolve().name, neighbours)
+        if detector.threshold is None:
+            how = f"dissensus calibrate {shlex.quote(run)} --id SAMPLES"
+            say(f"{run} is not calibrated, so there are no verdicts: {how}")
+        shown = tried.of_folder(examples) if examples is not None else tried.of_run(Path(run))
+        number = where.getsockname()[1]
+
+        def ready() -> None:
+            if host in server.EVERYWHERE:
+                say("WARNING: every address of this machine answers, to everybody who can reach it, without a password")
+            say("Ctrl-C stops it")
+            name = "localhost" if host in server.EVERYWHERE else f"[{host}]" if ":" in host else host
+            print(f"http://{name}:{number}", flush=True)
+
+        server.serve(service, shown, where, max_upload_mb=max_upload_mb, ready=ready)

@@ -1,0 +1,118 @@
+"""The model card of a detector, the README.md of its folder on the hub."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dissensus import judged, tables
+from dissensus.detector import Detector
+from dissensus.runs import Run
+
+SHOWN = 50  # classes by name; config.json has them all
+
+HEADER = """---
+library_name: dissensus
+# license: yours to choose, of what the weights and the training data allow
+{pipeline}tags:
+- out-of-distribution-detection
+- ensemble
+- scalable-ensemble-diversification
+---
+"""
+IMAGES = """```python
+from dissensus import Detector
+
+detector = Detector.from_pretrained("OWNER/{title}")  # or the path of this folder
+for verdict in detector.predict(["photo.jpg"]):
+    print(verdict.name, verdict.class_name, verdict.verdict, verdict.p_value)
+```
+"""
+FEATURES = """```python
+from dissensus import Detector
+
+detector = Detector.from_pretrained("OWNER/{title}")  # or the path of this folder
+for verdict in detector.predict(features):  # (N, {width}) float32
+    print(verdict.name, verdict.class_name, verdict.verdict, verdict.p_value)
+```
+"""
+
+
+def text(detector: Detector, run: Run, config: Mapping[str, Any], *, title: str) -> str:
+    """The card as Markdown with the hub's header; every number in it is the run's own."""
+    images = detector.about is not None
+    width = (detector.ensemble.about or {}).get("features", "D")
+    parts = [
+        HEADER.format(pipeline="pipeline_tag: image-classification\n" if images else ""),
+        f"# {title}\n",
+        f"An ensemble of {len(detector.ensemble)} members{_trunk(detector)} that names one of "
+        f"{len(detector.classes)} classes and says whether {'an image' if images else 'a sample'} is out of "
+        f"distribution. Made by dissensus {config['version']}.\n",
+        "## Use\n",
+        (IMAGES if images else FEATURES).format(title=title, width=width),
+        "## Classes\n",
+        _classes(detector.classes) + "\n",
+        "## Calibration\n",
+        _calibration(detector) + "\n",
+        "## Measured\n",
+        _measured(run) + "\n",
+        "## Training\n",
+        _table(("setting", "value"), [(key, _plain(value)) for key, value in config["training"].items()]),
+    ]
+    return "\n".join(parts)
+
+
+def _trunk(detector: Detector) -> str:
+    about = detector.about
+    if about is None:
+        return ", on features,"
+    return f" on the frozen trunk of {about['name']} at {about['size']} px"
+
+
+def _classes(names: tuple[str, ...]) -> str:
+    listed = ", ".join(_cell(name) for name in names[:SHOWN])
+    more = len(names) - SHOWN
+    return listed + (f", and {more:,} more: see `config.json`" if more > 0 else "")
+
+
+def _calibration(detector: Detector) -> str:
+    rule = detector.threshold
+    if rule is None:
+        return "Not calibrated: there are scores, but no p-values and no verdicts. Use `Detector.calibrate`."
+    limits = rule.calibrated.thresholds(rule.false_alarms)
+    where = "a threshold for each predicted class" if len(limits) > 1 else f"out above {float(limits[0]):.4g}"
+    return f"Score `{rule.name}`, {where}. The promise: {rule.promise}."
+
+
+def _measured(run: Run) -> str:
+    if not (run.folder / judged.FOLDER / "judged.json").is_file():
+        return "Nothing yet: the run was not judged before it was exported (`dissensus evaluate`)."
+    found = judged.read(run.folder)
+    table = tables.summary(found.frame, found.families)
+    first: dict[tuple[str, str], float] = table.iloc[0].to_dict()  # type: ignore[assignment]
+    rows = [(group, name, _number(group, value)) for (group, name), value in first.items() if not math.isnan(value)]
+    return f"On the suite {_cell(found.suite)}:\n\n" + _table(("measure", "set", "value"), rows)
+
+
+def _number(group: str, value: float) -> str:
+    return f"{value:.1%}" if group in tables.PERCENT else f"{value:.3f}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+    return "none" if value is None else str(value)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(_cell, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cell(value: str) -> str:
+    """Text that stays in its cell, and is no markup."""
+    plain = " ".join(value.split())
+    for mark in "\\|`*_[]<>":
+        plain = plain.replace(mark, "\\" + mark)
+    return plain

@@ -1,0 +1,114 @@
+"""A detector as one module of plain tensor functions, with nothing in it that depends on the size of a batch.
+
+`Detector.judge` takes a batch in parts and searches sorted scores, neither of which a graph can hold: here scores run
+on the whole batch, and a rank among calibration scores is a count of those that are lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import aggregate, scores, tails
+from dissensus.detector import Detector
+from dissensus.engines import FromPixels
+from dissensus.ensemble import Ensemble
+from dissensus.thresholds import Threshold
+
+OUTPUTS = ("label", "logits", "member_probs", "score", "p_value", "verdict")
+
+
+class Graph(nn.Module):
+    """Pixels (B, H, W, 3) uint8, or features (B, ...), -> what `OUTPUTS` name; the last two if calibrated."""
+
+    def __init__(self, detector: Detector, *, images: bool) -> None:
+        super().__init__()
+        self.features: nn.Module = FromPixels(detector.backbone) if images else nn.Identity()
+        self.members = Members(detector.ensemble)
+        self.aggregate = aggregate.AGGREGATES[detector.aggregate]
+        self.rule = None if detector.threshold is None else Rule(detector.threshold)
+        self.eval()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, ...) -> label (B,), mean logits (B, C), member_probs (M, B, C), score, p_value and verdict (B,)."""
+        logits = self.members(self.features(x))
+        label = self.aggregate(logits).argmax(-1)
+        seen = (label, logits.mean(0), logits.softmax(-1))
+        return (*seen, plain("pds")(logits)) if self.rule is None else (*seen, *self.rule(logits, label))
+
+
+class Members(nn.Module):
+    """Every member's logits: (B, ...) -> (M, B, C)."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__()
+        self.count = len(ensemble)
+        each = [ensemble.member(i) for i in range(self.count)]
+        if type(ensemble.tail) is tails.Linear:  # one matrix product for all
+            M, C, D = ensemble.tail.weight.shape
+            together = nn.Linear(D, M * C)
+            together.weight.data = ensemble.tail.weight.detach().reshape(M * C, D)
+            together.bias.data = ensemble.tail.bias.detach().reshape(M * C)
+            each = [together]
+        self.each = nn.ModuleList(each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (M, B, C)."""
+        if len(self.each) < self.count:
+            flat: Tensor = self.each[0](x)
+            return flat.view(-1, self.count, flat.shape[-1] // self.count).transpose(0, 1)
+        return torch.stack([member(x) for member in self.each])
+
+
+class Rule(nn.Module):
+    """A threshold: logits (M, B, C) and predicted labels (B,) -> score, p-value and whether it is out, each (B,)."""
+
+    calibration: Tensor  # (1, n), or (C, most), ascending, with infinity after the last
+    counts: Tensor
+    limits: Tensor
+
+    def __init__(self, threshold: Threshold) -> None:
+        super().__init__()
+        self.scores = [plain(name) for name in threshold.scores]
+        self.by_class = threshold.calibrated.by_class
+        parts = threshold.calibrated.values
+        padded = nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=torch.inf)
+        self.register_buffer("calibration", padded)
+        self.register_buffer("counts", torch.tensor([len(part) for part in parts]))
+        self.register_buffer("limits", threshold.calibrated.thresholds(threshold.false_alarms))
+        for i, reference in enumerate(threshold.references):
+            n = len(reference)
+            p_values = (1 + n - torch.arange(n + 1)).double() / (n + 1)  # by how many are lower
+            self.register_buffer(f"reference{i}", reference)
+            self.register_buffer(f"evidence{i}", -p_values.log())
+
+    def forward(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(M, B, C) and (B,) -> three of (B,): float, float, bool."""
+        score = self._score([score(logits).float() for score in self.scores])
+        part = label if self.by_class else torch.zeros_like(label)
+        lower = _lower(self.calibration[label] if self.by_class else self.calibration, score)
+        count = self.counts[part]
+        p_value = (1 + count - lower).double() / (count + 1)
+        return score, p_value.float(), score > self.limits[part]
+
+    def _score(self, values: list[Tensor]) -> Tensor:
+        if len(values) == 1:
+            return values[0]
+        parts = []
+        for i, value in enumerate(values):
+            parts.append(getattr(self, f"evidence{i}")[_lower(getattr(self, f"reference{i}")[None], value)])
+        return torch.stack(parts).sum(0).float()
+
+
+def plain(name: str) -> Callable[[Tensor], Tensor]:
+    """The score as it was written, before `scores.register` made it take a batch in parts."""
+    score = scores.get(name)
+    written: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
+    return written
+
+
+def _lower(values: Tensor, score: Tensor) -> Tensor:
+    """How many values are lower than each score: (1 or B, n) and (B,) -> (B,)."""
+    return (values < score[:, None]).sum(-1)
