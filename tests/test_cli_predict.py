@@ -105,6 +105,14 @@ def test_calibrate_misuse_leaves_the_run_as_it_was(arguments, words, home, copy,
     assert Detector.load(copy).threshold is None
 
 
+def test_a_stale_calibration_is_calibrated_again_as_it_says(home, copy, capsys):
+    shutil.copy(home / "run" / "detector.json", copy)
+    assert "calibrate again" in refuse(capsys, "predict", copy, home / "fresh-features")
+    code, _, _ = run(capsys, "calibrate", copy, "--id", home / "fresh-features", "--score", "pds+bma")
+    assert code == 0
+    assert Detector.load(copy).score_name == "pds+bma"
+
+
 def test_json_lines_have_one_object_an_image(home, capsys):
     code, out, err = run(capsys, "predict", home / "run", home / "fresh", "--workers", 0, "--explain")
     assert code == 0
@@ -134,6 +142,33 @@ def test_broken_files_have_rows_of_their_own(home, tmp_path, capsys):
     assert rows[0]["verdict"] == rows[0]["class"] == ""
     assert rows[3]["class"] in ("red", "blue")
     assert "4 could not be read" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes on Linux alone")
+def test_names_that_are_not_text_go_through(home, tmp_path):
+    name = os.path.join(os.fsencode(tmp_path), b"caf\xe9 au\nlait.png")
+    shutil.copy(next((home / "fresh" / "red").iterdir()), os.fsdecode(name))
+    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", tmp_path, "--format", "csv"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_paths_are_waited_for(home):
+    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", "-"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+    )  # fmt: skip
+    process.stdin.write(f"{next((home / 'fresh' / 'red').iterdir())}\n")
+    process.stdin.flush()
+    time.sleep(12)  # until it waits for more
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "dissensus: stopped"
 
 
 def test_a_list_on_stdin(home, capsys, monkeypatch):
@@ -176,7 +211,7 @@ def test_another_rate_without_calibrating_again(home, capsys):
 def test_without_calibration_it_says_so_and_goes_on(home, capsys):
     code, out, err = run(capsys, "predict", home / "uncalibrated", home / "fresh-features")
     assert code == 0
-    assert "is not calibrated, so there are no verdicts: dissensus calibrate" in err
+    assert "is not calibrated, so there are no p-values and no verdicts: dissensus calibrate" in err
     assert json.loads(out.splitlines()[0])["verdict"] is None
 
 

@@ -100,7 +100,7 @@ def test_calibration_is_kept_with_the_run(run, more, tmp_path):
         assert torch.equal(getattr(again.predict(more), name), getattr(detector.predict(more), name))
 
 
-@pytest.mark.parametrize("damage", ["weights", "tensors", "foreign"])
+@pytest.mark.parametrize("damage", ["weights", "tensors", "foreign", "truncated", "emptied"])
 def test_a_calibration_of_something_else_is_refused(run, more, tmp_path, damage):
     copy = shutil.copytree(run, tmp_path / "run")
     Detector.load(copy).calibrate(more).save(copy)
@@ -112,10 +112,14 @@ def test_a_calibration_of_something_else_is_refused(run, more, tmp_path, damage)
         other.save(copy / "ensemble")
     elif damage == "tensors":
         (copy / "detector.safetensors").write_bytes(b"nothing")
+    elif damage == "emptied":
+        (copy / "detector.json").write_text('{"format": "dissensus-detector-1"}')
     else:
-        (copy / "detector.json").write_text("[]")
+        (copy / "detector.json").write_text("[]" if damage == "foreign" else "{")
     with pytest.raises(RunError, match="calibrate"):
         Detector.load(copy)
+    Detector.load(copy, calibrated=False).calibrate(more).save(copy)  # what it says
+    assert Detector.load(copy).threshold is not None
 
 
 def test_another_rate_takes_the_same_calibration(run, more):
@@ -150,6 +154,7 @@ def test_training_data_are_cautioned_against(run, more):
         ({"false_alarms": 0.0001}, "needs 9999 calibration samples; got 400"),
         ({"score": "pdz"}, "did you mean 'pds'"),
         ({"score": ["pds", "pds"]}, "must differ"),
+        ({"score": "pds+bma", "false_alarms": 0.004}, "needs 498 calibration samples, half of them"),
         ({"score": []}, "needs a score"),
     ],
 )
@@ -173,6 +178,28 @@ def test_what_it_cannot_take_is_refused(run):
         detector.save(run)
     with pytest.raises(UnknownNameError, match="probability"):
         Detector(detector.ensemble, aggregate="probabilty")
+
+
+def test_what_is_not_a_number_is_not_judged(run, more):
+    detector = Detector.load(run)
+    with torch.no_grad():
+        next(detector.ensemble.parameters()).mul_(100)
+    with pytest.raises(DataError, match="logits must be finite"):
+        detector.predict(torch.full((2, 6), 3e38))
+
+
+def test_augmented_passes_are_no_calibration_samples(run, more):
+    twice = FeatureSet.from_arrays(more.rows(slice(None)), provenance={"passes": 2})
+    with pytest.raises(DataError, match="2 augmented passes: extract them without --augment"):
+        Detector.load(run).calibrate(twice)
+
+
+def test_classes_without_a_name_are_called_by_number():
+    assert Detector(linear(classes=3), ["cat"]).classes == ("cat", "1", "2")
+    with pytest.raises(DissensusError, match="the tail has 3, 4 names were given"):
+        Detector(linear(classes=3), ["a", "b", "c", "d"])
+    with pytest.raises(DissensusError, match="needs the names of its classes"):
+        Detector(Ensemble(torch.nn.Sequential(torch.nn.Linear(6, 3)), members=2))
 
 
 def test_images_come_as_paths_pictures_or_sets(seen):

@@ -8,11 +8,11 @@ import os
 import pytest
 import torch
 
-from dissensus import backbones, engines
+from dissensus import backbones, engines, tracing
 from dissensus.errors import DissensusError, UnknownNameError
 
 needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(part) is None for part in engines.PARTS), reason="needs dissensus[onnx]"
+    any(importlib.util.find_spec(part) is None for part in tracing.PARTS), reason="needs dissensus[onnx]"
 )
 KINDS = {"lite0": None, "test_vit": "random"}  # name -> weights
 
@@ -66,7 +66,7 @@ def test_onnx_equals_eager_whatever_the_batch_and_whatever_was_in_the_cache(name
 def stub(vit, monkeypatch, tmp_path):
     """An exporter that writes b"good", and a runtime that computes zeros of anything else; counts exports."""
     monkeypatch.setenv("DISSENSUS_CACHE", str(tmp_path))
-    monkeypatch.setattr(engines, "PARTS", ())
+    monkeypatch.setattr(tracing, "PARTS", ())
     made = []
 
     def export(module, batch, path):
@@ -129,6 +129,6 @@ def test_missing_packages_are_named_with_the_remedy(vit, monkeypatch, missing):
 def test_bad_engines_and_devices(vit, monkeypatch):
     with pytest.raises(UnknownNameError, match="unknown engine 'onx': did you mean 'onnx'"):
         engines.create("onx", vit)
-    monkeypatch.setattr(engines, "PARTS", ())
+    monkeypatch.setattr(tracing, "PARTS", ())
     with pytest.raises(DissensusError, match="engine onnx runs on CPUs; got cuda: use --engine eager"):
         engines.create("onnx", vit, "cuda")

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conftest import blobs, linear
-from dissensus import backbones, engines, job, pretrained, scores, tails
+from dissensus import backbones, engines, job, pretrained, scores, tails, tracing
 from dissensus.cli import main
 from dissensus.detector import Detector
 from dissensus.ensemble import Ensemble
@@ -33,7 +33,7 @@ from dissensus.runs import Run
 from dissensus.train import fit
 
 needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(part) is None for part in engines.PARTS), reason="needs dissensus[onnx]"
+    any(importlib.util.find_spec(part) is None for part in tracing.PARTS), reason="needs dissensus[onnx]"
 )
 SIZE = 32
 NAMES = ("ant", "bee", "cow")
@@ -101,9 +101,9 @@ def test_every_score_survives_conversion_however_sure_the_members(tmp_path):
             return tuple(onnx.plain(name)(logits) for name in names)
 
     for members, names in ((1, ["a2d", "unique"]), (4, list(scores.SCORES))):
-        made = onnx.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
+        made = tracing.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
         made.save(tmp_path / "scores.onnx")
-        run = onnx.session(tmp_path / "scores.onnx")
+        run = tracing.session(tmp_path / "scores.onnx")
         for scale in (0.0, 1.0, 30.0, 1e3, 1e4):
             logits = scale * torch.randn(members, 40, 7, generator=torch.Generator().manual_seed(1))
             for name, got in run(logits).items():
@@ -125,7 +125,7 @@ CALIBRATIONS = {
 def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
     detector = Detector(fitted(), NAMES).calibrate(blobs(600, seed=1, noise=1.5), 0.1, **CALIBRATIONS[kind])
     onnx.write(detector, tmp_path / "d.onnx")
-    run = onnx.session(tmp_path / "d.onnx")
+    run = tracing.session(tmp_path / "d.onnx")
     for count, seed in ((1, 2), (499, 3)):
         batch = blobs(count, seed=seed, noise=2.5).rows(slice(None))
         got, expected = run(batch), detector.predict(batch)
@@ -141,7 +141,7 @@ def test_another_tail_and_aggregate_and_no_calibration(tmp_path):
     detector = Detector(Ensemble(tails.create("mlp", 6, 3), members=3), NAMES, aggregate="vote")
     onnx.write(detector, tmp_path / "d.onnx")
     batch = blobs(50).rows(slice(None))
-    got, expected = onnx.session(tmp_path / "d.onnx")(batch), detector.predict(batch)
+    got, expected = tracing.session(tmp_path / "d.onnx")(batch), detector.predict(batch)
     assert list(got) == ["label", "logits", "member_probs", "score"], "without a calibration there are no verdicts"
     assert torch.equal(got["label"], expected.label)
     torch.testing.assert_close(got["score"], expected.score, rtol=1e-4, atol=1e-4)
@@ -162,7 +162,7 @@ def test_five_hundred_images_as_pytorch_judges_them(name, layers, tmp_path):
     engine, batch = engines.create("eager", detector.backbone), pixels(500)
     detector.calibrate(engine(pixels(100, seed=1)), 0.1, by_class=False)
     onnx.write(detector, tmp_path / "d.onnx")
-    run = onnx.session(tmp_path / "d.onnx")
+    run = tracing.session(tmp_path / "d.onnx")
     parts = [run(some) for some in batch.split(200)]
     got = {key: torch.cat([part[key] for part in parts], int(key == "member_probs")) for key in parts[0]}
     logits = onnx.logits_of(detector, batch, images=True)
@@ -201,7 +201,7 @@ def test_the_file_says_what_it_is(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.onnx"], "one file, and nothing beside it"
     assert (tmp_path / "d.onnx").stat().st_mode & 0o777 == 0o666 & ~_umask()
     onnx.write(detector, tmp_path / "d.onnx", images=False)  # over an earlier export
-    got = onnx.session(tmp_path / "d.onnx")(torch.zeros(5, 64))
+    got = tracing.session(tmp_path / "d.onnx")(torch.zeros(5, 64))
     assert got["verdict"].shape == (5,)
 
 
@@ -230,7 +230,7 @@ def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
 
     ensemble, held_out = fitted(), blobs(300, seed=1)
     onnx.write(Detector(ensemble, NAMES).calibrate(held_out, score="spread"), tmp_path / "d.onnx")
-    assert onnx.session(tmp_path / "d.onnx")(torch.zeros(3, 6))["verdict"].shape == (3,)
+    assert tracing.session(tmp_path / "d.onnx")(torch.zeros(3, 6))["verdict"].shape == (3,)
     for name in ("numpys", "burnt"):
         detector = Detector(ensemble, NAMES).calibrate(held_out, score=["pds", name])
         with pytest.raises(
@@ -547,7 +547,7 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
         (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),
         (["{}/half", "--to", "hub", "--out", "{}/d"], "is not finished"),
     ]
-    if all(importlib.util.find_spec(part) for part in engines.PARTS):
+    if all(importlib.util.find_spec(part) for part in tracing.PARTS):
         cases += [([run, "--to", "onnx", "--out", "{}/other.onnx"], "other.onnx is something else")]
     for arguments, message in cases:
         assert message in refuse(capsys, *[str(a).format(tmp_path) for a in arguments]), arguments

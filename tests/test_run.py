@@ -19,7 +19,7 @@ import yaml
 from scipy import stats
 
 from commands import refuse, run
-from dissensus import engines, step, suites, tables
+from dissensus import engines, step, suites, tables, tracing
 from dissensus.detector import Detector
 from dissensus.features import FeatureSet
 from trees import TINY_FLAGS, classes, images
@@ -381,7 +381,7 @@ def accuracy(out: Path, dataset: str) -> float:
 
 def fastest() -> list[str]:
     """Flags for the faster engine, where it is installed."""
-    there = all(importlib.util.find_spec(part) for part in engines.PARTS)
+    there = all(importlib.util.find_spec(part) for part in tracing.PARTS)
     return ["--engine", "onnx" if there else "eager", "--methods", "single", "--no-progress"]
 
 

@@ -51,7 +51,7 @@ class Calibrated:
 
     def p_values(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
         """The share of calibration samples, and of the sample itself, that score as high: (B,) -> (B,) float64."""
-        found = torch.empty(scores.shape, dtype=torch.float64)
+        found = torch.full(scores.shape, torch.nan, dtype=torch.float64)
         for values, rows in self._parts(scores, labels):
             below = torch.searchsorted(values, scores[rows].to(values).contiguous())
             found[rows] = (1 + len(values) - below).double() / (len(values) + 1)

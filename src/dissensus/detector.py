@@ -30,7 +30,7 @@ from dissensus.images import ImageSet, to_rgb
 from dissensus.judging import batch_size
 from dissensus.loading import Job, Reader, Views, default_workers, explained_deaths
 from dissensus.runs import Run
-from dissensus.thresholds import Threshold, combined, names_of
+from dissensus.thresholds import Threshold, check_count, combined, names_of
 from dissensus.verdicts import Verdict, Verdicts
 
 Features = FeatureSet | Tensor | np.ndarray[Any, Any]
@@ -60,7 +60,7 @@ class Detector:
         if aggregate not in aggregates.AGGREGATES:
             raise UnknownNameError("aggregate", aggregate, aggregates.AGGREGATES)
         self.ensemble = ensemble.eval()
-        self.classes = tuple(classes) or tuple(str(c) for c in range(ensemble.classes or 0))
+        self.classes = _class_names(classes, ensemble.classes)
         self.aggregate, self.engine, self.threshold = aggregate, engine, threshold
         self.trained_on = dict(trained_on or {})
         self.about = backbone.describe() if isinstance(backbone, Backbone) else backbone
@@ -68,8 +68,8 @@ class Detector:
             self.backbone = backbone
 
     @classmethod
-    def load(cls, run: PathLike) -> Detector:
-        """The detector of a run folder, calibrated if the run is."""
+    def load(cls, run: PathLike, *, calibrated: bool = True) -> Detector:
+        """The detector of a run folder, calibrated if the run is, unless it is to be calibrated anew."""
         opened = Run.open(run)
         settings = opened.settings
         detector = cls(
@@ -78,7 +78,8 @@ class Detector:
             backbone=settings.get("backbone"),
             trained_on={key: settings.get(key) for key in ("train", "images")},
         )
-        detector.threshold = Threshold.load(opened.folder, detector.identity)
+        if calibrated:
+            detector.threshold = Threshold.load(opened.folder, detector.identity)
         return detector
 
     @classmethod
@@ -118,6 +119,8 @@ class Detector:
     def to(self, device: torch.device | str) -> Detector:
         """Run on that device."""
         self.ensemble.to(device)
+        if "backbone" in vars(self):
+            self.backbone.trunk.to(device)
         self.__dict__.pop("_engine", None)
         return self
 
@@ -159,6 +162,12 @@ class Detector:
             progress: show a progress bar when stderr is a terminal.
         """
         names = names_of(score)
+        check_count(names, len(samples), false_alarms)
+        if isinstance(samples, FeatureSet) and samples.passes > 1:
+            raise DataError(
+                f"calibration takes each image once, as it is seen in use; these features are {samples.passes} "
+                "augmented passes: extract them without --augment"
+            )
         if caution := self.caution(samples):
             warnings.warn(caution, stacklevel=2)
         parts: dict[str, list[Tensor]] = {name: [] for name in (*names, "label")}
@@ -236,6 +245,8 @@ class Detector:
     @torch.inference_mode()
     def _members(self, features: Tensor) -> Tensor:
         logits: Tensor = self.ensemble(features.to(self.device))
+        if not bool(logits.isfinite().all()):
+            raise DataError("logits must be finite to be judged; some are not: check the features for huge values")
         return logits
 
     def _features(self, samples: Features | Images) -> tuple[Iterator[Tensor], int]:
@@ -277,6 +288,15 @@ class Detector:
         for start in range(0, len(pictures), AT_ONCE):
             some = [self.backbone.transform.centre(to_rgb(picture)) for picture in pictures[start : start + AT_ONCE]]
             yield self._engine(torch.from_numpy(np.stack(some)))
+
+
+def _class_names(given: Sequence[str], count: int | None) -> tuple[str, ...]:
+    """The names given; classes of the tail that have none are called by number."""
+    if count is None and not given:
+        raise DissensusError("a tail of your own needs the names of its classes; got none: give classes=[...]")
+    if count is not None and len(given) > count:
+        raise DissensusError(f"a class needs a logit; the tail has {count}, {len(given)} names were given: check them")
+    return (*given, *(str(c) for c in range(len(given), count or 0)))
 
 
 def _refuse(bad: Sequence[tuple[str, str]]) -> None:

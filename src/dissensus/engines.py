@@ -7,24 +7,20 @@ features = run(pixels)        # (B, H, W, 3) bytes -> (B, ...) float32
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import logging
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dissensus import tracing
 from dissensus.backbones import Backbone
 from dissensus.errors import DissensusError, UnknownNameError
 from dissensus.files import cache_folder, make_folder, replacing
 
 Engine = Callable[[Tensor], Tensor]
 AT_ONCE = 2**18  # pixels
-PARTS = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-3
 
 
@@ -65,8 +61,7 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
 
     The export takes some seconds and is kept in the user's cache.
     """
-    if missing := [part for part in PARTS if importlib.util.find_spec(part) is None]:
-        raise DissensusError(f"engine onnx needs {', '.join(missing)}: pip install 'dissensus[onnx]'")
+    tracing.require("engine onnx")
     if device.type != "cpu":
         raise DissensusError(f"engine onnx runs on CPUs; got {device}: use --engine eager there")
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +76,7 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
     make_folder(path.parent)
     own = path.with_suffix(f".{os.getpid()}")  # several processes may begin at once
     with replacing(own) as temporary:
-        _export(FromPixels(backbone), pixels, temporary)
+        _export(FromPixels(backbone).eval(), pixels, temporary)
     os.replace(own, path)
     run = _session(path)
     if not (error := _difference(run(pixels), expected)) <= TOLERANCE:
@@ -89,19 +84,14 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
     return run
 
 
+def _export(module: nn.Module, pixels: Tensor, path: Path) -> None:
+    tracing.convert(module, pixels, ["pixels"], ["features"]).save(path, external_data=False)
+
+
 def _session(path: Path) -> Engine:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
     # spinning threads would take the cores from the workers that decode the next images
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-    def run(pixels: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
-
-    return run
+    run = tracing.session(path, patient=True)
+    return lambda pixels: run(pixels)["features"]
 
 
 def _difference(got: Tensor, expected: Tensor) -> float:
@@ -125,25 +115,6 @@ class FromPixels(nn.Module):
         x = (pixels.float() - self.mean) / self.std
         features: Tensor = self.trunk(x.permute(0, 3, 1, 2))
         return features
-
-
-def _export(module: nn.Module, pixels: Tensor, path: Path) -> None:
-    """Write the module with any number of images a batch; the exporter's chatter is of no use to a user."""
-    batch: Any = torch.export.Dim("batch", min=1, max=65536)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(None):
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module.eval(),
-            (pixels,),
-            path,
-            input_names=["pixels"],
-            output_names=["features"],
-            dynamic_shapes=({0: batch},),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
 
 
 ENGINES: dict[str, Callable[[Backbone, torch.device], Engine]] = {"eager": eager, "onnx": onnx}

@@ -93,7 +93,8 @@ def run_methods(
 
 def _calibrate(run: Path, held_out: FeatureSet | None) -> None:
     """Make a detector of a run, where there is enough to calibrate it on."""
-    if held_out is not None and len(held_out) >= conformal.needed(FALSE_ALARMS):
+    kept = (run / "detector.json").exists()  # perhaps the user's own
+    if not kept and held_out is not None and len(held_out) >= conformal.needed(FALSE_ALARMS):
         Detector.load(run).calibrate(held_out, FALSE_ALARMS).save(run)
 
 

@@ -115,7 +115,7 @@ def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Iterato
         loader = DataLoader(
             dataset,
             batch_size=None,
-            sampler=asked,  # one x after the other, asked for when its turn to be read comes
+            sampler=_interruptible(asked),  # one x after the other, asked for when its turn to be read comes
             num_workers=workers,
             prefetch_factor=2 if workers else None,
             collate_fn=_as_it_is,
@@ -173,6 +173,23 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _interruptible(asked: Iterable[_In]) -> Iterator[_In]:
+    """Let Ctrl-C through while something to ask for is waited for; workers are there by then."""
+    waiting = iter(asked)
+    while True:
+        before = (
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+        )
+        try:
+            one = next(waiting)
+        except StopIteration:
+            return
+        finally:
+            if before is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield one
 
 
 def _prepare(worker: int) -> None:

@@ -106,32 +106,47 @@ class Threshold:
     @classmethod
     def load(cls, folder: Path, about: Mapping[str, Any]) -> Threshold | None:
         """What `save` wrote, or None where it wrote nothing; one of another ensemble or trunk is refused."""
-        found = read_json(folder / "detector.json")
-        if found is None:
+        if not (folder / "detector.json").exists():
             return None
+        found = read_json(folder / "detector.json")
         remedy = "calibrate again: dissensus calibrate"
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise RunError(f"{folder / 'detector.json'} is not of a detector; remove it and {remedy} {folder}")
-        if differing := [key for key, value in about.items() if found["about"].get(key) != value]:
-            raise RunError(
-                f"a calibration holds for the {differing[0]} it was made with; {folder} has another now: {remedy}"
-            )
-        for name in found["scores"]:
-            scores.get(name)
+            raise RunError(f"{folder / 'detector.json'} is not of a detector; {remedy} {folder}")
         try:
+            if differing := [key for key, value in about.items() if found["about"].get(key) != value]:
+                raise RunError(
+                    f"a calibration holds for the {differing[0]} it was made with; {folder} has another now: {remedy} "
+                    f"{folder}"
+                )
+            names = tuple(scores.get(name).__name__ for name in found["scores"])
             tensors = load_file(folder / "detector.safetensors")
-            values = tuple(tensors[f"calibration.{i}"] for i in range(found["parts"]))
-            count = len(found["scores"]) if len(found["scores"]) > 1 else 0
-            references = tuple(tensors[f"reference.{i}"] for i in range(count))
-        except (OSError, SafetensorError, KeyError) as error:
+            values = tuple(tensors[f"calibration.{i}"].sort().values for i in range(found["parts"]))
+            references = tuple(
+                tensors[f"reference.{i}"].sort().values for i in range(len(names) if len(names) > 1 else 0)
+            )
+            made = cls(names, float(found["false_alarms"]), Calibrated(values), references)
+            made.calibrated.check(made.false_alarms)
+        except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"the calibration in {folder} is damaged ({error}); {remedy} {folder}") from error
-        return cls(tuple(found["scores"]), float(found["false_alarms"]), Calibrated(values), references)
+        return made
 
 
 def combined(names: Sequence[str], references: Sequence[Tensor], logits: Tensor) -> Tensor:
     """One score as it is; several as the evidence of their p-values among `references`."""
     values = [scores.get(name)(logits).float().cpu() for name in names]
     return conformal.evidence(references, values) if len(names) > 1 else values[0]
+
+
+def check_count(names: Sequence[str], count: int, false_alarms: float) -> None:
+    """Refuse a rate that so few samples cannot promise, before any work is done on them."""
+    conformal.check_rate(false_alarms)
+    halves = min(2, len(names))
+    if count < (least := halves * conformal.needed(false_alarms)):
+        why = ", half of them to rank the scores by" if halves > 1 else ""
+        raise DataError(
+            f"a false-alarm rate of {false_alarms:g} needs {least} calibration samples{why}; got {count}: give more, "
+            "or allow more false alarms"
+        )
 
 
 def names_of(score: str | Sequence[str]) -> tuple[str, ...]:

@@ -49,8 +49,8 @@ class Verdict:
 
 
 def _rounded(value: float | None) -> float | None:
-    """To what float32 knows of it."""
-    return None if value is None else round(value, 6)
+    """To the seven digits that float32 knows."""
+    return None if value is None else float(f"{value:.7g}")
 
 
 @dataclass(frozen=True)

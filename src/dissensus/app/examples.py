@@ -57,10 +57,10 @@ def of_run(run: Path) -> list[Example]:
 
 def _readable(paths: Iterator[str]) -> Iterator[Example]:
     for path in paths:
-        data = Path(path).read_bytes()
         try:
+            data = Path(path).read_bytes()
             picture = decode(data)
-        except BadImage:
+        except (BadImage, OSError):
             continue
         picture.thumbnail((judged.PIXELS * 2, judged.PIXELS * 2))
         yield Example(Path(path).name, Path(path).stem, data, picture)

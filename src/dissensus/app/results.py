@@ -66,7 +66,7 @@ def result(service: Service, seen: Seen, rate: float | None = None) -> dict[str,
     verdict, limit = service.judge(seen, rate)
     chances = [] if verdict.error is not None else service.chances(seen)
     top = [{"class": name, "probability": round(prob, 6)} for name, prob in chances]
-    return verdict.as_dict(votes=True) | {"threshold": None if limit is None else round(limit, 6), "top": top}
+    return verdict.as_dict(votes=True) | {"threshold": None if limit is None else float(f"{limit:.7g}"), "top": top}
 
 
 def table(service: Service, many: Sequence[Seen], rate: float | None = None) -> pd.DataFrame:

@@ -56,7 +56,6 @@ def serve(
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a visitor who hangs up must not end the server
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory(prefix="dissensus-serve-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         import uvicorn

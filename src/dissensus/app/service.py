@@ -108,4 +108,4 @@ class Service:
             return None
         fewest = min(map(len, rule.calibrated.values))
         tenths = next(t for t in range(1, 1000) if conformal.needed(t / 1000) <= fewest)
-        return tenths / 10, max(20.0, 100 * rule.false_alarms, tenths / 10 + 10)
+        return min(tenths / 10, 100 * rule.false_alarms), max(20.0, 100 * rule.false_alarms, tenths / 10 + 10)

@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from dissensus import backbones, engines, tails
+from dissensus import backbones, engines, tails, tracing
 from dissensus.backbones import Backbone
 from dissensus.bench.core import fabric
 from dissensus.bench.measure import WARM_UP, Bar, Comparison, Side, Sizes, compare
@@ -94,7 +94,7 @@ def exported(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 def require() -> None:
     """Refuse to begin where the faster engine is not installed."""
-    if any(importlib.util.find_spec(part) is None for part in engines.PARTS):
+    if any(importlib.util.find_spec(part) is None for part in tracing.PARTS):
         raise DissensusError("the bench cases engine and export need ONNX Runtime: pip install 'dissensus[onnx]'")
 
 
@@ -177,7 +177,7 @@ def _judging(sizes: Sizes) -> Callable[[], object]:
 def _exported(sizes: Sizes) -> Callable[[], object]:
     with tempfile.TemporaryDirectory(prefix="dissensus-bench-") as folder:
         onnx.write(_detector(sizes), Path(folder) / "detector.onnx")
-        return partial(onnx.session(Path(folder) / "detector.onnx"), _pixels(sizes))
+        return partial(tracing.session(Path(folder) / "detector.onnx"), _pixels(sizes))
 
 
 def _model(sizes: Sizes) -> ImageEnsemble:

@@ -26,6 +26,7 @@ def calibrate(
     score: list[str] | None = None,
     by_class: bool = False,
     engine: Literal["eager", "onnx"] = "eager",
+    accelerator: str = "auto",
     progress: bool = True,
 ) -> None:
     """Set the score above which a sample is called out of distribution, and keep it with the run.
@@ -43,6 +44,7 @@ def calibrate(
         score: what to calibrate, pds by default: dissensus list scores. Several are combined as p-values.
         by_class: a threshold for each predicted class, so that the rate holds within each.
         engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
+        accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar when stderr is a terminal.
     """
     from dissensus.cli import inputs
@@ -50,12 +52,13 @@ def calibrate(
     from dissensus.thresholds import names_of
 
     rate = share("--false-alarms", false_alarms)
-    names = names_of([name for entry in score or ["pds"] for name in entry.split(",")])
+    names = names_of(",".join(score or ["pds"]))
     if (id is None) == (suite is None):
         got = "neither" if id is None else "both"
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}")
-    detector = Detector.load(run)
+    detector = Detector.load(run, calibrated=False)
     detector.engine = engine
+    detector.to(inputs.launch(accelerator, 1, 1, "32-true").device)
     samples = inputs.find_samples(id) if id is not None else inputs.held_out(run, str(suite), root, features)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -68,8 +71,8 @@ def calibrate(
     if by_class:
         width = max(map(len, detector.classes))
         for name, limit, values in zip(detector.classes, limits, detector.threshold.calibrated.values, strict=True):
-            print(f"{name.ljust(width)}  out above {limit:.4f}  (n = {len(values):,})")
+            print(f"{name.ljust(width)}  out above {limit:.4g}  (n = {len(values):,})")
     else:
-        print(f"{detector.threshold.name}: out above {float(limits[0]):.4f}")
+        print(f"{detector.threshold.name}: out above {float(limits[0]):.5g}")
     say(detector.threshold.promise)
     say(f"judge images with: dissensus predict {shlex.quote(run)} IMAGES...")

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from dissensus.cli.parser import Arguments, say
+from dissensus.cli.parser import Arguments, say, uncalibrated
 from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus export runs/mine --to onnx --out detector.onnx"
@@ -49,7 +49,8 @@ def export(
     place = Path(out)
     if to == "onnx":
         onnx.write(detector, place, images=None if input is None else input == "images")
-        _tell_of_calibration(run, detector.threshold is not None)
+        if detector.threshold is None:
+            say(uncalibrated(run))
         say(f"wrote {_size(place)} for ONNX Runtime, checked against PyTorch")
         print(out)
     elif to == "timm":
@@ -58,17 +59,10 @@ def export(
         print(made.code)
     else:
         hub.write(detector, Run.open(run), place)
-        _tell_of_calibration(run, detector.threshold is not None)
+        if detector.threshold is None:
+            say(uncalibrated(run))
         say(f"wrote {_size(place)}; name its license in README.md, then: hf upload OWNER/NAME {shlex.quote(out)}")
         print(out)
-
-
-def _tell_of_calibration(run: str, calibrated: bool) -> None:
-    if not calibrated:
-        say(
-            f"warning: {run} is not calibrated, so there are scores but no p-values and no verdicts: "
-            f"dissensus calibrate {shlex.quote(run)} --id SAMPLES"
-        )
 
 
 def _size(place: Path) -> str:

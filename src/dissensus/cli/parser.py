@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -95,6 +96,14 @@ def fail(message: str) -> NoReturn:
 def say(message: str) -> None:
     """Print one line beside the results, which have stdout to themselves."""
     print(message, file=sys.stderr)
+
+
+def uncalibrated(run: str) -> str:
+    """What to say of a run that has scores but no threshold, and how to mend it."""
+    return (
+        f"{run} is not calibrated, so there are no p-values and no verdicts: dissensus calibrate {shlex.quote(run)} "
+        "--id SAMPLES"
+    )
 
 
 def share(flag: str, text: str) -> float:

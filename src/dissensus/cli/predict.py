@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import io
 import sys
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
-from dissensus.cli.parser import Arguments, say, share
+from dissensus.cli.parser import Arguments, say, share, uncalibrated
 from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus predict runs/mine photos/*.jpg"
@@ -48,8 +48,8 @@ def predict(
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote.
         false_alarms: share of ID samples that may be called out, instead of the calibrated one: the same calibration.
-        batch_size: images at once through the trunk.
-        workers: processes that read images; by default one a core, at most 8.
+        batch_size: images at once through the trunk; verdicts come by this many for each worker, twice.
+        workers: processes that read images; by default one a core, at most 8; 0: none, for paths that come slowly.
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar when stderr is a terminal and stdout is not.
@@ -71,13 +71,18 @@ def predict(
             raise DissensusError(f"--false-alarms needs a calibrated run; {run} is not: dissensus calibrate {run}")
         detector.threshold = detector.threshold.at(share("--false-alarms", false_alarms))
     elif detector.threshold is None:
-        say(f"{run} is not calibrated, so there are no verdicts: dissensus calibrate {shlex.quote(run)} --id SAMPLES")
+        say(uncalibrated(run))
     if out is not None:
         make_folder(Path(out).parent)
     seen: Counter[str] = Counter()
     start = time.monotonic()
     with replacing(Path(out)) if out is not None else nullcontext() as target:
-        with open(target, "w", encoding="utf-8", newline="") if target else nullcontext(sys.stdout) as file:
+        # names that are not UTF-8 go through as they are
+        for stream in (sys.stdin, sys.stdout):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="surrogateescape")
+        named = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+        with open(target, "w", **named) if target else nullcontext(sys.stdout) as file:  # type: ignore[call-overload]
             write = rows.writer(form, file, detector, explain)
             hidden = True if not progress or (out is None and sys.stdout.isatty()) else None
             verdicts = rows.verdicts(detector, paths, batch_size, workers)

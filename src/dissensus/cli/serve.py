@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Literal
 
-from dissensus.cli.parser import Arguments, say
+from dissensus.cli.parser import Arguments, say, uncalibrated
 from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus serve runs/mine"
@@ -66,8 +65,7 @@ def serve(
             neighbours = Neighbours(features, None if images is None else ImageSet.find(images))
         service = Service(detector, Path(run).resolve().name, neighbours)
         if detector.threshold is None:
-            how = f"dissensus calibrate {shlex.quote(run)} --id SAMPLES"
-            say(f"{run} is not calibrated, so there are no verdicts: {how}")
+            say(uncalibrated(run))
         shown = tried.of_folder(examples) if examples is not None else tried.of_run(Path(run))
         number = where.getsockname()[1]
 

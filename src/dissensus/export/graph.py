@@ -91,7 +91,7 @@ class Rule(nn.Module):
         lower = _lower(self.calibration[label] if self.by_class else self.calibration, score)
         count = self.counts[part]
         p_value = (1 + count - lower).double() / (count + 1)
-        return score, p_value.float(), score > self.limits[part]
+        return score, p_value.float(), ~(score <= self.limits[part])
 
     def _score(self, values: list[Tensor]) -> Tensor:
         if len(values) == 1:

@@ -7,12 +7,8 @@ label, logits, member_probs, score, p_value, verdict = session.run(None, {"image
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
-import logging
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dissensus import __version__, engines
+from dissensus import __version__, engines, tracing
 from dissensus.detector import Detector
 from dissensus.errors import DissensusError
 from dissensus.export import parity, places
@@ -36,8 +32,7 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     `images` says what it takes: pixels, with normalisation and trunk inside, or features; None: pixels where there is
     a trunk. The file is run against PyTorch first, and refused where it differs by more than 1e-4.
     """
-    if missing := [part for part in engines.PARTS if importlib.util.find_spec(part) is None]:
-        raise DissensusError(f"an export to ONNX needs {', '.join(missing)}: pip install 'dissensus[onnx]'")
+    tracing.require("an export to ONNX")
     places.check_file(out, ".onnx", _ours)
     images = detector.about is not None if images is None else images
     detector.to("cpu")
@@ -45,25 +40,9 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     graph = Graph(detector, images=images)
     with places.whole(out) as path:
         _save(graph, samples[: TRIED[1]], path, about=metadata(detector, images=images))
-        run = session(path)
+        run = tracing.session(path)
         for some in torch.split(samples, list(TRIED)):
             parity.check(detector, logits_of(detector, some, images=images), run(some))
-
-
-def session(path: Path) -> Callable[[Tensor], dict[str, Tensor]]:
-    """An export run by ONNX Runtime on the CPU: a batch in, its outputs by name."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    opened = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    name, names = opened.get_inputs()[0].name, [output.name for output in opened.get_outputs()]
-
-    def run(batch: Tensor) -> dict[str, Tensor]:
-        found = opened.run(None, {name: batch.numpy()})
-        return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
-
-    return run
 
 
 def metadata(detector: Detector, *, images: bool) -> dict[str, str]:
@@ -121,38 +100,18 @@ def _samples(detector: Detector, *, images: bool) -> Tensor:
 def _save(graph: Graph, batch: Tensor, path: Path, *, about: Mapping[str, str]) -> None:
     outputs = OUTPUTS if graph.rule is not None else OUTPUTS[:4]
     try:
-        made = convert(graph, batch, [about["input"]], outputs)
+        made = tracing.convert(graph, batch, [about["input"]], outputs)
     except Exception as error:  # whatever a trunk, a tail or a score brings about that cannot be traced
         raise _refusal(graph, error) from error
     made.model.metadata_props.update(about)
     made.save(path, external_data=False)
 
 
-def convert(module: nn.Module, batch: Tensor, inputs: Sequence[str], outputs: Sequence[str], axis: int = 0) -> Any:
-    """The module as an ONNX program in which the axis of samples may have any length."""
-    shapes: Any = ({axis: torch.export.Dim("batch", min=1, max=65536)},)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(None), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's chatter is of no use to a user
-        # traced here: torch.onnx.export, where it cannot keep the batch open, would fix its size and say nothing
-        traced = torch.export.export(module, (batch,), dynamic_shapes=shapes, strict=False)
-        traced = traced.run_decompositions(STEADY)
-        return torch.onnx.export(
-            traced,
-            (),
-            input_names=inputs,
-            output_names=outputs,
-            dynamic_shapes=shapes,
-            dynamo=True,
-            verbose=False,
-        )
-
-
 def _refusal(graph: Graph, error: Exception) -> DissensusError:
     """What cannot be traced, in one line: a score, if one of them fails by itself."""
     for name in [] if graph.rule is None else [score.__name__ for score in graph.rule.scores]:
         try:
-            convert(_Alone(name), torch.zeros(2, 3, 4), ["logits"], ["score"], axis=1)
+            tracing.convert(_Alone(name), torch.zeros(2, 3, 4), ["logits"], ["score"], axis=1)
         except Exception as own:  # as above
             return DissensusError(
                 f"a score that is exported must be made of torch functions, for batches of any size; {name} is not "
@@ -181,26 +140,3 @@ def _ours(path: Path) -> bool:
         return any(entry.key == MARK for entry in onnx.load(path, load_external_data=False).metadata_props)
     except Exception:  # whatever a file brings about that is none
         return False
-
-
-def _log_sigmoid(x: Tensor) -> Tensor:
-    return x.clamp(max=0) - torch.log1p(torch.exp(-x.abs()))
-
-
-def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
-    return torch.maximum(x, other) + torch.log1p(torch.exp(-(x - other).abs()))
-
-
-def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    top = x.amax(dim, keepdim=True)
-    found = (x - top).exp().sum(dim, keepdim=True).log() + top
-    return found if keepdim else found.squeeze(tuple(dim))
-
-
-# ONNX has no such operators, or runtimes compute them without care for large logits: for members that are sure the
-# exporter's own forms give -inf, or NaN.
-STEADY: dict[Any, Callable[..., Tensor]] = {
-    torch.ops.aten.log_sigmoid.default: _log_sigmoid,
-    torch.ops.aten.logaddexp.default: _logaddexp,
-    torch.ops.aten.logsumexp.default: _logsumexp,
-}
