@@ -18,6 +18,7 @@ from PIL import Image
 
 from commands import refuse, run
 from dissensus import backbones, tails
+from dissensus.cli import main
 from dissensus.detector import Detector
 from dissensus.ensemble import Ensemble
 from dissensus.extract import extract
@@ -98,6 +99,7 @@ def test_calibrate_several_scores_by_class(home, copy, capsys):
         (["--id", "{home}/nowhere"], "does not exist"),
         ([], "either --id SAMPLES or --suite NAME; got neither"),
         (["--id", "{home}/fresh", "--suite", "digits"], "got both"),
+        (["--id", "{home}/fresh", "--root", "data"], "are about a suite"),
     ],
 )
 def test_calibrate_misuse_leaves_the_run_as_it_was(arguments, words, home, copy, capsys):
@@ -171,6 +173,23 @@ def test_ctrl_c_while_paths_are_waited_for(home):
     assert err.splitlines()[-1] == "dissensus: stopped"
 
 
+def test_a_closed_stdin_or_stdout_is_one_line(home, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", None)
+        assert "stdin; it is closed" in refuse(capsys, "predict", home / "run", "-", "--workers", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        with pytest.raises(SystemExit, match="2"):
+            main(["predict", str(home / "run"), str(home / "fresh")])
+    assert "stdout; it is closed" in capsys.readouterr().err
+
+
+def test_a_name_too_long_costs_its_row(home, capsys):
+    code, out, _ = run(capsys, "predict", home / "run", "x" * 300, home / "fresh" / "red" / "00.png")
+    assert code == 0
+    assert [json.loads(line)["error"] for line in out.splitlines()] == ["file name too long", None]
+
+
 def test_a_list_on_stdin(home, capsys, monkeypatch):
     paths = sorted(str(path) for path in (home / "fresh" / "blue").iterdir())[:5]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*paths[:2], "", *paths[2:]]) + "\n"))
@@ -238,6 +257,9 @@ def test_predict_misuse(arguments, words, home, tmp_path, capsys, monkeypatch):
 
 
 def test_where_nothing_can_be_read_the_code_is_2(home, tmp_path, capsys):
+    code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png", "--out", tmp_path / "rows.csv")
+    assert code == 2
+    assert not (tmp_path / "rows.csv").exists()
     code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png")
     assert code == 2
     assert json.loads(out)["error"] == "no such file or directory"

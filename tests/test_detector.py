@@ -64,6 +64,7 @@ def test_verdicts_say_what_the_ensemble_says(run, more):
     torch.testing.assert_close(found.score, scores.pds(logits))
     torch.testing.assert_close(found.confidence, logits.mean(0).softmax(-1).amax(-1))
     assert torch.equal(found.out, found.p_value <= 0.1)
+    assert [v.name for v in found[3:5]] == ["3", "4"]
     one = found[3]
     assert one.class_name == detector.classes[int(found.label[3])]
     assert one.verdict in ("in", "out")
@@ -122,6 +123,21 @@ def test_a_calibration_of_something_else_is_refused(run, more, tmp_path, damage)
     assert Detector.load(copy).threshold is not None
 
 
+def test_a_calibration_is_not_saved_with_another_run(run, seen, more):
+    detector = Detector.load(run).calibrate(more)
+    before = sorted(path.name for path in (seen / "run").iterdir())
+    with pytest.raises(RunError, match="holds another ensemble"):
+        detector.save(seen / "run")
+    assert sorted(path.name for path in (seen / "run").iterdir()) == before
+
+
+def test_what_is_saved_may_be_read_by_whom_the_user_lets(run, more, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    Detector.load(copy).calibrate(more).save(copy)
+    (tmp_path / "plain").touch()
+    assert (copy / "detector.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_another_rate_takes_the_same_calibration(run, more):
     detector = Detector.load(run).calibrate(more, 0.05)
     strict = detector.threshold.at(0.3)
@@ -171,7 +187,7 @@ def test_what_it_cannot_take_is_refused(run):
         detector.predict(["cat.jpg"])
     with pytest.raises(ShapeError, match="width 6"):
         detector.predict(torch.zeros(2, 5))
-    for nothing in ([], "cat.jpg"):
+    for nothing in ([], "cat.jpg", None, 3, Image.new("RGB", (4, 4))):
         with pytest.raises(DataError, match="samples are"):
             detector.predict(nothing)
     with pytest.raises(DissensusError, match="calibrate first"):
@@ -218,6 +234,13 @@ def test_images_come_as_paths_pictures_or_sets(seen):
     assert [v.name for v in by_set] == list(images.names[:5])
     with pytest.raises(DataError, match="mixture"):
         detector.predict([paths[0], pictures[1]])
+
+
+def test_a_trunk_made_in_inference_mode_serves_outside(seen):
+    detector = Detector.load(seen / "run")
+    with torch.inference_mode():
+        assert detector.backbone
+    assert len(detector.predict(sorted((seen / "images" / "red").iterdir())[:1])) == 1
 
 
 def test_a_stream_gives_every_path_a_row_in_order(seen, tmp_path):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +95,26 @@ def photos(tmp_path_factory):
 
 
 # ONNX
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(301, 177), (177, 302), (96, 96)])
+def test_the_recipe_of_the_document_makes_the_same_pixels(shape, photos, tmp_path, monkeypatch):
+    detector = Detector.load(photos / "run")
+    if not (photos / "detector.onnx").exists():
+        onnx.write(detector, photos / "detector.onnx")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(photos / "detector.onnx", tmp_path)
+    smooth = Image.fromarray(np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8))
+    smooth.resize(shape, Image.Resampling.BICUBIC).save("photo.jpg", quality=95)
+    text = (Path(__file__).parent.parent / "docs" / "export.md").read_text()
+    recipe = next(part for part in text.split("\n\n    import json")[1:]).split("\n\nBefore")[0]
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent("    import json" + recipe), found)
+    expected = detector.predict(["photo.jpg"])
+    assert found["label"][0] == expected.label[0]
+    assert found["score"][0] == pytest.approx(float(expected.score[0]), abs=2e-3)  # a grey level in some pixels
 
 
 @needs_onnx
@@ -521,7 +544,7 @@ def test_an_uncalibrated_run_is_told_of(run, tmp_path, capsys):
     (run / "detector.json").unlink()
     code, _, err = command(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
     assert code == 0
-    assert f"warning: {run} is not calibrated, so there are scores but no p-values and no verdicts" in err
+    assert f"{run} is not calibrated, so there are no p-values and no verdicts" in err
 
 
 def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatch):

@@ -24,7 +24,7 @@ from dissensus import aggregate as aggregates
 from dissensus import backbones, engines, pretrained, streams, tails
 from dissensus.backbones import Backbone
 from dissensus.ensemble import Ensemble
-from dissensus.errors import DataError, DissensusError, ShapeError, UnknownNameError
+from dissensus.errors import DataError, DissensusError, RunError, ShapeError, UnknownNameError
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.images import ImageSet, to_rgb
 from dissensus.judging import batch_size
@@ -99,7 +99,10 @@ class Detector:
         """Keep the calibration in the run folder that the ensemble is of."""
         if self.threshold is None:
             raise DissensusError("a detector is saved once it is calibrated; this one is not: call calibrate first")
-        self.threshold.save(Run.open(run).folder, self.identity)
+        opened = Run.open(run)
+        if Ensemble.load(opened.ensemble_folder).fingerprint != self.ensemble.fingerprint:
+            raise RunError(f"a calibration is saved with its own run; {run} holds another ensemble: choose its folder")
+        self.threshold.save(opened.folder, self.identity)
 
     @property
     def identity(self) -> dict[str, str | None]:
@@ -114,7 +117,8 @@ class Detector:
                 "images need a trunk; this detector was trained on features that name none: give it features, or "
                 "extract the training images with dissensus extract and train on that"
             )
-        return backbones.restore(self.about)
+        with torch.inference_mode(False):  # wherever it is first asked for: it is used outside as well
+            return backbones.restore(self.about)
 
     def to(self, device: torch.device | str) -> Detector:
         """Run on that device."""
@@ -162,7 +166,7 @@ class Detector:
             progress: show a progress bar when stderr is a terminal.
         """
         names = names_of(score)
-        check_count(names, len(samples), false_alarms)
+        check_count(names, self._features(samples)[1], false_alarms)
         if isinstance(samples, FeatureSet) and samples.passes > 1:
             raise DataError(
                 f"calibration takes each image once, as it is seen in use; these features are {samples.passes} "
@@ -261,7 +265,7 @@ class Detector:
                 width = (self.ensemble.about or {})["features"]
                 raise ShapeError(f"the ensemble takes features of width {width}; got rows of shape {samples.shape}")
             return (x for x, _ in samples.batches(batch_size(self.ensemble, samples.shape))), len(samples)
-        if isinstance(samples, str | os.PathLike) or not len(samples):
+        if isinstance(samples, str | os.PathLike) or not isinstance(samples, Sequence) or not len(samples):
             raise DataError(f"samples are features, an ImageSet, or a list of paths or images; got {samples!r}")
         pictures = [sample for sample in samples if isinstance(sample, Image.Image)]
         paths = [os.fspath(sample) for sample in samples if isinstance(sample, str | os.PathLike)]

@@ -182,6 +182,9 @@ class Ensemble(nn.Module):
         try:
             tensors = load_file(folder / "ensemble.safetensors")
         except (OSError, SafetensorError) as error:
+            path = folder / "ensemble.safetensors"
+            if path.exists() and not os.access(path, os.R_OK):  # safetensors takes it for missing
+                raise RunError(f"the weights must be readable; {path} is not: change its permissions") from error
             raise RunError(f"the weights in {folder} cannot be read ({error}); train the ensemble again") from error
         if tail is None:
             if info["tail"] is None:

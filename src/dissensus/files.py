@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from dissensus.errors import RunError
 
 TEMPORARY = ".tmp"
+UMASK = os.umask(0)  # there is no way to read it but to set it
+os.umask(UMASK)
 
 
 @contextmanager
@@ -23,14 +25,20 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        settle(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(f"cannot write {path}: {reason}; free some space or choose another folder") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def settle(path: Path) -> None:
+    """Have a file on the disk, readable by whom the user lets read files: safetensors' are the user's alone."""
+    path.chmod(0o666 & ~UMASK)
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -63,6 +63,10 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> Parts:
     if ensemble.fingerprint != config["fingerprint"]:
         raise RunError(f"the members' weights in {where} are not those that were exported; export it again")
     classes, about = tuple(map(str, config["classes"])), config.get("backbone")
+    if ensemble.classes is not None and len(classes) != ensemble.classes:
+        raise RunError(
+            f"a class needs a name; {folder} names {len(classes)}, the tail has {ensemble.classes}: get it anew"
+        )
     backbone = None if about is None else _backbone(folder, about, ensemble, classes)
     identity = {"ensemble": config["fingerprint"], "backbone": (about or {}).get("fingerprint")}
     threshold = Threshold.load(folder, identity)

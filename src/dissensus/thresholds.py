@@ -109,14 +109,13 @@ class Threshold:
         if not (folder / "detector.json").exists():
             return None
         found = read_json(folder / "detector.json")
-        remedy = "calibrate again: dissensus calibrate"
+        remedy = f"calibrate again: dissensus calibrate {folder} --id SAMPLES"
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise RunError(f"{folder / 'detector.json'} is not of a detector; {remedy} {folder}")
+            raise RunError(f"{folder / 'detector.json'} is not of a detector; {remedy}")
         try:
             if differing := [key for key, value in about.items() if found["about"].get(key) != value]:
                 raise RunError(
-                    f"a calibration holds for the {differing[0]} it was made with; {folder} has another now: {remedy} "
-                    f"{folder}"
+                    f"a calibration holds for the {differing[0]} it was made with; {folder} has another now: {remedy}"
                 )
             names = tuple(scores.get(name).__name__ for name in found["scores"])
             tensors = load_file(folder / "detector.safetensors")
@@ -127,7 +126,7 @@ class Threshold:
             made = cls(names, float(found["false_alarms"]), Calibrated(values), references)
             made.calibrated.check(made.false_alarms)
         except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"the calibration in {folder} is damaged ({error}); {remedy} {folder}") from error
+            raise RunError(f"the calibration in {folder} is damaged ({error}); {remedy}") from error
         return made
 
 

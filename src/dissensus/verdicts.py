@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import pandas as pd
 import torch
@@ -76,7 +76,15 @@ class Verdicts:
     def __iter__(self) -> Iterator[Verdict]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, i: int) -> Verdict:
+    @overload
+    def __getitem__(self, i: int) -> Verdict: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[Verdict]: ...
+
+    def __getitem__(self, i: int | slice) -> Verdict | list[Verdict]:
+        if isinstance(i, slice):
+            return [self[place] for place in range(*i.indices(len(self)))]
         label = int(self.label[i])
         return Verdict(
             name=self.names[i] if self.names else str(i),

@@ -66,5 +66,10 @@ def serve(
         page.mount(app, page.create(service, examples, max_upload_mb), max_upload_mb)
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         where.listen(1024)
-        ready()
-        uvicorn.Server(config).run(sockets=[where])
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                ready()  # not before: an interrupt is handled from here on
+
+        Server(config).run(sockets=[where])

@@ -56,6 +56,8 @@ def calibrate(
     if (id is None) == (suite is None):
         got = "neither" if id is None else "both"
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}")
+    if id is not None and (root is not None or features is not None):
+        raise DissensusError("--root and --features are about a suite; got --id with them: leave them out")
     detector = Detector.load(run, calibrated=False)
     detector.engine = engine
     detector.to(inputs.launch(accelerator, 1, 1, "32-true").device)

@@ -54,7 +54,7 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
 
 def is_features(where: str) -> bool:
     """Whether this names features: a feature folder or an .npz file."""
-    return Path(where).suffix == ".npz" or (Path(where) / shards.INDEX).is_file()
+    return Path(where).suffix == ".npz" or os.path.isfile(os.path.join(where, shards.INDEX))
 
 
 def find_samples(where: str) -> FeatureSet | ImageSet:

@@ -80,7 +80,8 @@ def predict(
         # names that are not UTF-8 go through as they are
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="surrogateescape")
+                utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+                stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
         named = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
         with open(target, "w", **named) if target else nullcontext(sys.stdout) as file:  # type: ignore[call-overload]
             write = rows.writer(form, file, detector, explain)
@@ -93,8 +94,10 @@ def predict(
             raise DissensusError(
                 f"there must be an image to judge; {', '.join(paths)[:200]} names none: check the path"
             )
-    if seen.total() == seen["error"]:
-        raise DissensusError(f"there must be an image that can be read; none of {seen.total():,} can: check the paths")
+        if seen.total() == seen["error"]:
+            raise DissensusError(
+                f"there must be an image that can be read; none of {seen.total():,} can: check the paths"
+            )
     seconds = time.monotonic() - start
     parts = [f"{seen['out']:,} out of distribution"] * (detector.threshold is not None)
     parts += [f"{seen['error']:,} could not be read"] * bool(seen["error"])
@@ -103,6 +106,8 @@ def predict(
 
 def _form(format: str, out: str | None) -> str:
     if out is None:
+        if sys.stdout is None:
+            raise DissensusError("verdicts go to stdout; it is closed: open it, or give --out FILE")
         return format if format != "auto" else "table" if sys.stdout.isatty() else "jsonl"
     suffix = Path(out).suffix.lower().lstrip(".")
     if suffix not in ("jsonl", "csv"):

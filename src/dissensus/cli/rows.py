@@ -35,6 +35,8 @@ def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int
 
 
 def _lines() -> Iterator[str]:
+    if sys.stdin is None:
+        raise DissensusError("- takes paths from stdin; it is closed: pipe a list into it")
     for line in sys.stdin:
         if name := line.rstrip("\r\n"):
             yield name
@@ -54,19 +56,22 @@ def writer(form: str, file: TextIO, detector: Detector, explain: bool) -> Callab
             file.flush()
 
         return write
+    from dissensus.extraction import one_line
+
     width = max(5, min(24, max(map(len, detector.classes))))
     known = detector.threshold is not None
-    heads = ["verdict", "p-value"] * known + [detector.score_name, "sure", "class".ljust(width), "path"]
+    scored = max(6, len(detector.score_name))
+    heads = ["verdict", "p-value"] * known + [detector.score_name.rjust(scored), "sure", "class".ljust(width), "path"]
     line = "  ".join(heads)
     print(f"{line}\n{'-' * len(line)}", file=file)
 
     def show(verdict: Verdict) -> None:
         if verdict.error:
-            print(f"error: {verdict.error}: {verdict.name}", file=file, flush=True)
+            print(f"error: {verdict.error}: {one_line(verdict.name)}", file=file, flush=True)
             return
         cells = [f"{verdict.verdict:>7}", f"{verdict.p_value:7.4f}"] if known else []
-        cells += [f"{verdict.score:.3f}".rjust(len(detector.score_name)), f"{verdict.confidence:4.0%}"]
-        cells += [(verdict.class_name or "")[:width].ljust(width), verdict.name]
+        cells += [f"{verdict.score:.3f}".rjust(scored), f"{verdict.confidence:4.0%}"]
+        cells += [(verdict.class_name or "")[:width].ljust(width), one_line(verdict.name)]
         print("  ".join(cells), file=file, flush=True)
         if explain:
             votes = Counter(verdict.votes).most_common()

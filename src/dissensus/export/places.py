@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from dissensus.errors import RunError
-from dissensus.files import TEMPORARY, make_folder
+from dissensus.files import TEMPORARY, make_folder, settle
 
 REMEDY = "choose another --out, or remove it yourself"
 
@@ -48,17 +48,10 @@ def whole(out: Path) -> Iterator[Path]:
         yield temporary / out.name
         for path in temporary.rglob("*"):
             if path.is_file():
-                _settle(path, temporary.stat().st_mode & 0o666)
+                settle(path)
         os.replace(temporary / out.name, out)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(f"cannot write {out}: {reason}; free some space or choose another folder") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _settle(path: Path, mode: int) -> None:
-    """Have a file on the disk, readable by whom the user lets read files: safetensors' are the user's alone."""
-    path.chmod(mode)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
