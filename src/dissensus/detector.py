@@ -8,6 +8,7 @@ for verdict in detector.predict(["cat.jpg", "what.png"]):
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -216,8 +217,9 @@ class Detector:
         names = (os.fspath(path) for path in paths)
         count = default_workers(1) if workers is None else workers
         run = self._engine  # made before workers are forked
-        with explained_deaths():
-            for batch in streams.pictures(names, self.backbone.transform, batch_size, count):
+        reading = streams.pictures(names, self.backbone.transform, batch_size, count)
+        with explained_deaths(), contextlib.closing(reading):
+            for batch in reading:
                 good = [name for place, name in enumerate(batch.names) if place not in batch.errors]
                 judged: Iterator[Verdict] = iter(())
                 if good:

@@ -152,8 +152,9 @@ def _fill(
     rows: list[int] = []
     parts: list[NDArray[Any]] = []
     here: list[tuple[str, str]] = []
-    with bar, explained_deaths():
-        for batch in reader(job for job in todo if work.take(job.number)):
+    reading = reader(job for job in todo if work.take(job.number))
+    with bar, explained_deaths(), contextlib.closing(reading):
+        for batch in reading:
             if batch.rows:
                 with fabric.autocast():
                     features = run(torch.from_numpy(batch.pixels))

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -103,13 +103,16 @@ class Reader:
     batch_size: int
     workers: int
 
-    def __call__(self, jobs: Iterable[Job]) -> Iterator[Read]:
+    def __call__(self, jobs: Iterable[Job]) -> Generator[Read, None, None]:
         """The batches of these shards in order; a shard is asked for when its turn to be read comes."""
         return ahead(self.views, _batches(jobs, self.batch_size), self.workers)
 
 
-def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Iterator[_Out]:
-    """`dataset[x]` for every x that is asked for, in order, made ahead in worker processes; 0: in this one."""
+def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Generator[_Out, None, None]:
+    """`dataset[x]` for every x that is asked for, in order, made ahead in worker processes; 0: in this one.
+
+    To be closed by whoever stops before the end, lest Ctrl-C finds it on its way to the dustbin.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked
         loader = DataLoader(
@@ -126,7 +129,11 @@ def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Iterato
         )
         with _no_interrupts():
             batches = iter(loader)
-    yield from batches
+    try:
+        yield from batches
+    finally:
+        with _no_interrupts():
+            getattr(batches, "_shutdown_workers", lambda: None)()  # it does so itself, but when it pleases
 
 
 def default_workers(processes: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -41,7 +41,9 @@ class _Paths(Dataset[Pictures]):
         return Pictures(names, np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8), errors)
 
 
-def pictures(paths: Iterable[str], transform: Preprocessing, batch_size: int, workers: int) -> Iterator[Pictures]:
+def pictures(
+    paths: Iterable[str], transform: Preprocessing, batch_size: int, workers: int
+) -> Generator[Pictures, None, None]:
     """Batches of images in the order of their paths; paths are asked for as they are needed."""
     return ahead(_Paths(transform), _batches(iter(paths), batch_size), workers)
 
