@@ -27,9 +27,9 @@ from dissensus.backbones import Backbone
 from dissensus.ensemble import Ensemble
 from dissensus.errors import DataError, DissensusError, RunError, ShapeError, UnknownNameError
 from dissensus.features import FeatureSet, check_backbone
-from dissensus.images import ImageSet, to_rgb
+from dissensus.images import ImageSet
 from dissensus.judging import batch_size
-from dissensus.loading import Job, Reader, Views, default_workers, explained_deaths
+from dissensus.loading import default_workers, explained_deaths
 from dissensus.runs import Run
 from dissensus.thresholds import Threshold, check_count, combined, names_of
 from dissensus.verdicts import Verdict, Verdicts
@@ -269,31 +269,12 @@ class Detector:
             return (x for x, _ in samples.batches(batch_size(self.ensemble, samples.shape))), len(samples)
         if isinstance(samples, str | os.PathLike) or not isinstance(samples, Sequence) or not len(samples):
             raise DataError(f"samples are features, an ImageSet, or a list of paths or images; got {samples!r}")
-        pictures = [sample for sample in samples if isinstance(sample, Image.Image)]
-        paths = [os.fspath(sample) for sample in samples if isinstance(sample, str | os.PathLike)]
-        if len(samples) not in (len(pictures), len(paths)):
-            raise DataError("a list of samples holds either paths or PIL images; got a mixture: give them apart")
-        return self._from_pictures(pictures) if pictures else self._from_paths(paths), len(samples)
+        return self._from_images(samples), len(samples)
 
-    def _from_images(self, images: ImageSet) -> Iterator[Tensor]:
-        views = Views(images, self.backbone.transform, augmented=False, corruption=None, severity=1, seed=0)
+    def _from_images(self, images: Images) -> Iterator[Tensor]:
         run = self._engine
-        with explained_deaths():
-            for batch in Reader(views, AT_ONCE, default_workers(1))([Job(0, 0, range(len(images)))]):
-                _refuse(batch.bad)
-                yield run(torch.from_numpy(batch.pixels))
-
-    def _from_paths(self, paths: Sequence[str]) -> Iterator[Tensor]:
-        run = self._engine
-        with explained_deaths():
-            for batch in streams.pictures(paths, self.backbone.transform, AT_ONCE, default_workers(1)):
-                _refuse([(batch.names[place], reason) for place, reason in batch.errors.items()])
-                yield run(torch.from_numpy(batch.pixels))
-
-    def _from_pictures(self, pictures: Sequence[Image.Image]) -> Iterator[Tensor]:
-        for start in range(0, len(pictures), AT_ONCE):
-            some = [self.backbone.transform.centre(to_rgb(picture)) for picture in pictures[start : start + AT_ONCE]]
-            yield self._engine(torch.from_numpy(np.stack(some)))
+        for pixels in streams.pixels(images, self.backbone.transform, AT_ONCE):
+            yield run(torch.from_numpy(pixels))
 
 
 def _class_names(given: Sequence[str], count: int | None) -> tuple[str, ...]:
@@ -303,8 +284,3 @@ def _class_names(given: Sequence[str], count: int | None) -> tuple[str, ...]:
     if count is not None and len(given) > count:
         raise DissensusError(f"a class needs a logit; the tail has {count}, {len(given)} names were given: check them")
     return (*given, *(str(c) for c in range(len(given), count or 0)))
-
-
-def _refuse(bad: Sequence[tuple[str, str]]) -> None:
-    for name, reason in bad[:1]:
-        raise DataError(f"every image must be readable; {name} is not ({reason}): leave it out, or use stream")
