@@ -1,10 +1,11 @@
 # make demo   the whole job on embedded data, in a fresh .venv
 # make test   lint, types, layers and all tests, in the same .venv
+# make bench  speed, as ratios measured within one run
 PYTHON ?= python3.11
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench clean
 
 demo: .venv/base
 	$(BIN)/dissensus demo --out runs/demo
@@ -12,9 +13,12 @@ demo: .venv/base
 test: check
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
+bench: .venv/dev
+	$(BIN)/python -m benchmarks
+
 check: .venv/dev
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from dissensus import Detector, Ensemble, ImageSet, backbones, fit
-from dissensus.extract import extract
+from dissensus.features._extract import extract
 
 work = Path(tempfile.mkdtemp(prefix="dissensus-example-"))
 if len(sys.argv) > 1:

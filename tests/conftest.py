@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from dissensus import tails
-from dissensus.ensemble import Ensemble
 from dissensus.features import FeatureSet
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
 
 torch.set_num_threads(1)  # the problems are tiny: a second thread costs more than it brings
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import dissensus
-from dissensus import scores, suites
+from dissensus import suites
 from dissensus.cli import VERBS, build_parser
 from dissensus.cli.parser import underscored
+from dissensus.functional import scores
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

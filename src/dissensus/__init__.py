@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dissensus import aggregate, backbones, metrics, objectives, scores, suites, tables, tails
-    from dissensus.detector import Detector
-    from dissensus.ensemble import Ensemble
-    from dissensus.errors import DissensusError
-    from dissensus.estimator import DissensusClassifier
-    from dissensus.evaluate import Suite, SuiteSet
+    from dissensus import backbones, suites
+    from dissensus._core.errors import DissensusError
+    from dissensus.detection.detector import Detector
+    from dissensus.detection.image_ensemble import ImageEnsemble
+    from dissensus.estimators.classifier import DissensusClassifier
+    from dissensus.evaluation import tables
+    from dissensus.evaluation._evaluate import Suite, SuiteSet
     from dissensus.features import FeatureSet, FeatureWriter
-    from dissensus.image_ensemble import ImageEnsemble
+    from dissensus.functional import aggregates, losses, metrics, scores
+    from dissensus.functional.scores import SCORES
     from dissensus.images import ImageSet
-    from dissensus.methods import METHODS
-    from dissensus.scores import SCORES
-    from dissensus.train import fit
+    from dissensus.models import Ensemble, tails
+    from dissensus.training._fit import fit
+    from dissensus.training.methods import METHODS
 
 __all__ = [
     "METHODS",
@@ -39,11 +41,11 @@ __all__ = [
     "Suite",
     "SuiteSet",
     "__version__",
-    "aggregate",
+    "aggregates",
     "backbones",
     "fit",
+    "losses",
     "metrics",
-    "objectives",
     "scores",
     "suites",
     "tables",
@@ -51,27 +53,36 @@ __all__ = [
 ]
 
 # Loaded when first asked for: `dissensus --help` should not wait for PyTorch.
-_MODULES = ("aggregate", "backbones", "metrics", "objectives", "scores", "suites", "tables", "tails")
+_MODULES = {
+    "aggregates": "functional.aggregates",
+    "backbones": "backbones",
+    "losses": "functional.losses",
+    "metrics": "functional.metrics",
+    "scores": "functional.scores",
+    "suites": "suites",
+    "tables": "evaluation.tables",
+    "tails": "models.tails",
+}
 _HOMES = {
-    "METHODS": "methods",
-    "SCORES": "scores",
-    "Detector": "detector",
-    "DissensusClassifier": "estimator",
-    "DissensusError": "errors",
-    "Ensemble": "ensemble",
+    "METHODS": "training.methods",
+    "SCORES": "functional.scores",
+    "Detector": "detection.detector",
+    "DissensusClassifier": "estimators.classifier",
+    "DissensusError": "_core.errors",
+    "Ensemble": "models",
     "FeatureSet": "features",
     "FeatureWriter": "features",
-    "ImageEnsemble": "image_ensemble",
+    "ImageEnsemble": "detection.image_ensemble",
     "ImageSet": "images",
-    "Suite": "evaluate",
-    "SuiteSet": "evaluate",
-    "fit": "train",
+    "Suite": "evaluation._evaluate",
+    "SuiteSet": "evaluation._evaluate",
+    "fit": "training._fit",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"dissensus.{name}")
+        return importlib.import_module(f"dissensus.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'dissensus' has no attribute {name!r}")
     return getattr(importlib.import_module(f"dissensus.{_HOMES[name]}"), name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from images.samples import BAD, GOOD, packed, plain
+from tests.images.samples import BAD, GOOD, packed, plain
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images import ImageSet
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)

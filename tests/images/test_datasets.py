@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from dissensus.images import BadImage, ImageSet
-from images.samples import BAD, RED, Pairs, arrays, plain, refused, tree
+from tests.images.samples import BAD, RED, Pairs, arrays, plain, refused, tree
 
 
 def test_arrays():

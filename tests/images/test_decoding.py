@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images import BadImage, decode, to_rgb
-from images.samples import BAD, GOOD, RED, WHITE, animated, chunk, encoded, grey16, noise, plain, rotated
+from tests.images.samples import BAD, GOOD, RED, WHITE, animated, chunk, encoded, grey16, noise, plain, rotated
 
 
 @pytest.mark.parametrize("name", GOOD)

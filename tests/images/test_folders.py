@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dissensus.images import BadImage, ImageSet
-from images.samples import RED, refused, tree, write
+from tests.images.samples import RED, refused, tree, write
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 

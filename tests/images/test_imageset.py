@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images import ImageSet
-from images.samples import RED, Pairs, arrays, listed, plain, refused, tree
+from tests.images.samples import RED, Pairs, arrays, listed, plain, refused, tree
 
 
 def test_subset():

@@ -3,7 +3,7 @@
 import pytest
 
 from dissensus.images import BadImage, ImageSet
-from images.samples import RED, listed, refused, write
+from tests.images.samples import RED, listed, refused, write
 
 
 def test_list_of_paths(tmp_path):

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import pytest
 
 from dissensus.images import BadImage, ImageSet, readers
-from images.samples import BAD, RED, packed, plain, refused
+from tests.images.samples import BAD, RED, packed, plain, refused
 
 
 def test_a_thousand_images_of_a_tar(thousand):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli import (
-    bench,
     calibrate,
     demo,
     evaluate,
@@ -31,7 +31,6 @@ from dissensus.cli import (
     train,
 )
 from dissensus.cli.parser import Verb
-from dissensus.errors import DissensusError
 
 VERBS = {
     "demo": Verb(demo.demo, demo.EXAMPLE, demo.PLAIN),
@@ -47,7 +46,6 @@ VERBS = {
     "report": Verb(report.report, report.EXAMPLE, report.PLAIN),
     "suite": Verb(suite.suite, suite.EXAMPLE, suite.PLAIN),
     "list": Verb(lists.list_, lists.EXAMPLE, lists.PLAIN),
-    "bench": Verb(bench.bench, bench.EXAMPLE, bench.PLAIN),
 }
 # What the system may say of a path or a disk that is the user's to mend.
 USERS_OWN = {

@@ -6,8 +6,8 @@ import shlex
 import warnings
 from typing import Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say, share
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus calibrate runs/mine --id features/held-out --false-alarms 0.05"
 PLAIN: Arguments = {
@@ -48,8 +48,8 @@ def calibrate(
         progress: show a progress bar when stderr is a terminal.
     """
     from dissensus.cli import inputs
-    from dissensus.detector import Detector
-    from dissensus.thresholds import names_of
+    from dissensus.detection.detector import Detector
+    from dissensus.detection.threshold import names_of
 
     rate = share("--false-alarms", false_alarms)
     names = names_of(",".join(score or ["pds"]))

@@ -21,6 +21,6 @@ def demo(out: str = "runs/demo", seed: int = 0, force_epochs: int | None = None,
         force_epochs: train every method for so many epochs instead of the demo's own number.
         progress: show progress bars when stderr is a terminal.
     """
-    from dissensus.demo import run_demo
+    from dissensus.experiments.demo import run_demo
 
     print(run_demo(Path(out), seed=seed, epochs=force_epochs, progress=progress))

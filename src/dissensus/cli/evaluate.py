@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli.parser import Arguments, say
-from dissensus.errors import DissensusError, UnknownNameError
 
 EXAMPLE = "dissensus evaluate runs/mine --suite digits"
 PLAIN: Arguments = {
@@ -58,14 +58,14 @@ def evaluate(
     """
     import pandas as pd
 
-    from dissensus import aggregate as aggregates
-    from dissensus import judged, scores, tables
     from dissensus.cli import inputs
-    from dissensus.ensemble import Ensemble
-    from dissensus.evaluate import Role
-    from dissensus.evaluate import evaluate as judge
-    from dissensus.judging import Samples
-    from dissensus.runs import Run
+    from dissensus.evaluation import records, tables
+    from dissensus.evaluation._evaluate import Role
+    from dissensus.evaluation._evaluate import evaluate as judge
+    from dissensus.evaluation.predictions import Samples
+    from dissensus.functional import aggregates, scores
+    from dissensus.models.ensemble import Ensemble
+    from dissensus.training.run import Run
 
     scores.get(score)
     shown = [*aggregates.AGGREGATES, *aggregates.OF_WEIGHTS]
@@ -102,7 +102,7 @@ def evaluate(
             progress=progress,
         )
         if keep:
-            judged.keep(run.folder, suite or "own sets", "", run.settings["classes"], sets, found, samples)
+            records.keep(run.folder, suite or "own sets", "", run.settings["classes"], sets, found, samples)
         frames.append(found)
     frame = pd.concat(frames, ignore_index=True)
     if out is not None:

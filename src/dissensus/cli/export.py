@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say, uncalibrated
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus export runs/mine --to onnx --out detector.onnx"
 PLAIN: Arguments = {
@@ -33,9 +33,9 @@ def export(
         input: what an .onnx file takes: images as pixels (B, H, W, 3) uint8, the default where the run has a trunk,
             or features.
     """
-    from dissensus.detector import Detector
+    from dissensus.detection.detector import Detector
     from dissensus.export import checkpoint, hub, onnx
-    from dissensus.runs import Run
+    from dissensus.training.run import Run
 
     if not out:
         raise DissensusError("--out must name something; got an empty name")

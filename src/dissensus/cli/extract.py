@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say, share
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus extract photos --backbone lite0 --out features/photos"
 PLAIN: Arguments = {
@@ -92,8 +92,8 @@ def extract(
     """
     from dissensus import backbones
     from dissensus.cli import inputs
-    from dissensus.extract import extract as run
     from dissensus.features import FeatureSet, check_backbone
+    from dissensus.features._extract import extract as run
     from dissensus.images import ImageSet
 
     if not images or not out:

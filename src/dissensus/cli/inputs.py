@@ -15,15 +15,15 @@ import numpy as np
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from dissensus import shards, suites
+from dissensus import suites
+from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus.backbones import Backbone
 from dissensus.cli.parser import say
-from dissensus.errors import DataError, DissensusError, UnknownNameError
-from dissensus.evaluate import Role, Suite, SuiteSet
-from dissensus.features import FeatureSet
+from dissensus.evaluation._evaluate import Role, Suite, SuiteSet
+from dissensus.features import FeatureSet, shards
 from dissensus.images import ImageSet
-from dissensus.runs import Run
-from dissensus.settings import PRECISIONS
+from dissensus.training.options import PRECISIONS
+from dissensus.training.run import Run
 
 
 class Judges(NamedTuple):

@@ -18,13 +18,19 @@ def list_(what: str) -> None:
     Args:
         what: backbones, methods, scores, aggregates, suites, studies, tails, corruptions or engines.
     """
-    from dissensus import aggregate, backbones, corruptions, engines, methods, scores, studies, suites, tails
+    from dissensus import backbones, suites
+    from dissensus.backbones import engines
+    from dissensus.experiments import studies
+    from dissensus.functional import aggregates, scores
+    from dissensus.images import corruptions
+    from dissensus.models import tails
+    from dissensus.training import methods
 
     makers: dict[str, Callable[[], dict[str, str]]] = {
         "backbones": backbones.known,
         "methods": lambda: {name: method.summary for name, method in methods.METHODS.items()},
         "scores": lambda: _first_lines(scores.SCORES),
-        "aggregates": lambda: _first_lines(aggregate.AGGREGATES) | aggregate.OF_WEIGHTS,
+        "aggregates": lambda: _first_lines(aggregates.AGGREGATES) | aggregates.OF_WEIGHTS,
         "suites": lambda: {name: suites.summary(name) for name in suites.SUITES},
         "studies": lambda: {name: f"{s.paper}: {s.summary}" for name, s in studies.STUDIES.items()},
         "tails": lambda: _first_lines(tails.TAILS) | {"backbone": "The layers that were cut off the backbone."},

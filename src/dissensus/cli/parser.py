@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
 
 from dissensus import __version__
-from dissensus.errors import DissensusError
+from dissensus._core.errors import DissensusError
 
 Arguments = Mapping[str, Mapping[str, Any]]  # name -> how to parse it
 

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say, share, uncalibrated
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus predict runs/mine photos/*.jpg"
 PLAIN: Arguments = {
@@ -56,9 +56,9 @@ def predict(
     """
     from tqdm import tqdm
 
+    from dissensus._core.files import make_folder, replacing
     from dissensus.cli import inputs, rows
-    from dissensus.detector import Detector
-    from dissensus.files import make_folder, replacing
+    from dissensus.detection.detector import Detector
 
     form = _form(format, out)
     if batch_size < 1 or (workers is not None and workers < 0):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus report runs/demo/digits --out page.html"
 PLAIN: Arguments = {
@@ -28,7 +28,7 @@ def report(paths: list[str], out: str = "report.html", score: str = "pds") -> No
         score: the score shown first: dissensus list scores.
     """
     from dissensus import report as pages
-    from dissensus import scores
+    from dissensus.functional import scores
 
     scores.get(score)
     if Path(out).suffix.lower() not in (".html", ".htm"):

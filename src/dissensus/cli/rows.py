@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from dissensus.errors import DissensusError
+from dissensus._core.errors import DissensusError
 
 if TYPE_CHECKING:  # not in predict.py, where the parser would execute it: --help must not wait for PyTorch
-    from dissensus.detector import Detector
-    from dissensus.verdicts import Verdict
+    from dissensus.detection.detector import Detector
+    from dissensus.detection.verdicts import Verdict
 
 COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict", "error")
 
 
 def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int | None) -> Iterator[Verdict]:
     """What the detector says of everything that the paths name."""
-    from dissensus import streams
     from dissensus.cli import inputs
+    from dissensus.features import streams
 
     if any(inputs.is_features(path) for path in paths):
         if len(paths) > 1:
@@ -56,7 +56,7 @@ def writer(form: str, file: TextIO, detector: Detector, explain: bool) -> Callab
             file.flush()
 
         return write
-    from dissensus.extraction import one_line
+    from dissensus.features.extraction import one_line
 
     width = max(5, min(24, max(map(len, detector.classes))))
     known = detector.threshold is not None

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli.parser import Arguments, share
-from dissensus.errors import DissensusError, UnknownNameError
 
 EXAMPLE = "dissensus run --suite pacs --root data --methods deep-ensemble sed-a2d --out runs/pacs"
 PLAIN: Arguments = {
@@ -90,9 +90,10 @@ def run(
         num_nodes: machines.
         precision: 32-true or bf16-mixed.
     """
-    from dissensus import job, report, suites
-    from dissensus import methods as known
+    from dissensus import report, suites
     from dissensus.cli import inputs
+    from dissensus.experiments import pipeline
+    from dissensus.training import methods as known
 
     if not out or not suite or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
@@ -105,13 +106,13 @@ def run(
     }  # fmt: skip
     training = suites.training(suite)
     try:
-        job.check(names, members, training, seed=seed, tail=tail)
+        pipeline.check(names, members, training, seed=seed, tail=tail)
     except UnknownNameError:
         raise
     except DissensusError as error:
         raise DissensusError(f"training of suite {suite}: {error}") from error
     training |= {name: value for name, value in given.items() if value is not None}
-    job.check(names, members, training, seed=seed, tail=tail)
+    pipeline.check(names, members, training, seed=seed, tail=tail)
     fabric = inputs.launch(accelerator, devices, num_nodes, precision)
     with inputs.first_speaks(fabric):
         asked: dict[str, Any] = {
@@ -121,15 +122,15 @@ def run(
         options = {name: value for name, value in asked.items() if value is not None}
         usual: dict[str, Any] = {
             "features": Path(out) / "features", "engine": engine, "max_bad": share("--max-bad", max_bad),
-            "strict": strict, "progress": progress, "fabric": fabric, "tell": partial(job.say, fabric=fabric),
+            "strict": strict, "progress": progress, "fabric": fabric, "tell": partial(pipeline.say, fabric=fabric),
         }  # fmt: skip
         # what was not asked for goes to those suites that take it
         options = {name: value for name, value in usual.items() if taken is None or name in taken} | options
         loaded = suites.load(suite, seed=seed, **options)
-        frame = job.run_methods(
-            loaded, job.feasible(names, loaded, fabric), Path(out), members=members, tail=tail, init=init,
+        frame = pipeline.run_methods(
+            loaded, pipeline.feasible(names, loaded, fabric), Path(out), members=members, tail=tail, init=init,
             training=training, seed=seed, lenient=everything, progress=progress, fabric=fabric,
         )  # fmt: skip
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame, loaded.families)
-            print(job.write_results([section], Path(out)), end="")
+            print(pipeline.write_results([section], Path(out)), end="")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say, uncalibrated
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus serve runs/mine"
 PLAIN: Arguments = {
@@ -40,14 +40,14 @@ def serve(
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
     """
-    from dissensus.app import examples as tried
-    from dissensus.app import server
-    from dissensus.app.neighbours import Neighbours
-    from dissensus.app.service import Service
     from dissensus.cli import inputs
-    from dissensus.detector import Detector
+    from dissensus.detection.detector import Detector
     from dissensus.features import check_backbone
     from dissensus.images import ImageSet
+    from dissensus.serve import examples as tried
+    from dissensus.serve import server
+    from dissensus.serve.neighbours import Neighbours
+    from dissensus.serve.service import Service
 
     server.check_installed()
     if not 0 < max_upload_mb <= 2000:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus study detection diversity-weight --suite digits --seeds 3"
 PLAIN: Arguments = {
@@ -68,7 +68,8 @@ def study(
     """
     import torch
 
-    from dissensus import studies, suites
+    from dissensus import suites
+    from dissensus.experiments import studies
 
     if seeds < 1:
         raise DissensusError(f"seeds must be at least 1; got {seeds}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus suite check pacs --root data"
 PLAIN: Arguments = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Literal
 
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say
-from dissensus.errors import DissensusError
 
 EXAMPLE = "dissensus train digits --method sed-a2d --diversity 0.5 --epochs 30 --out runs/mine"
 PLAIN: Arguments = {
@@ -81,10 +81,10 @@ def train(
         num_nodes: machines.
         precision: 32-true or bf16-mixed.
     """
-    from dissensus import methods
     from dissensus.cli import inputs
-    from dissensus.job import new_ensemble
-    from dissensus.train import fit
+    from dissensus.experiments.pipeline import new_ensemble
+    from dissensus.training import methods
+    from dissensus.training._fit import fit
 
     recipe = methods.get(method)
     if not features or not out:

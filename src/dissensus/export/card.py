@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dissensus import judged, tables
-from dissensus.detector import Detector
-from dissensus.runs import Run
+from dissensus.detection.detector import Detector
+from dissensus.evaluation import records, tables
+from dissensus.training.run import Run
 
 SHOWN = 50  # classes by name; config.json has them all
 
@@ -86,9 +86,9 @@ def _calibration(detector: Detector) -> str:
 
 
 def _measured(run: Run) -> str:
-    if not (run.folder / judged.FOLDER / "judged.json").is_file():
+    if not (run.folder / records.FOLDER / "judged.json").is_file():
         return "Nothing yet: the run was not judged before it was exported (`dissensus evaluate`)."
-    found = judged.read(run.folder)
+    found = records.read(run.folder)
     table = tables.summary(found.frame, found.families)
     first: dict[tuple[str, str], float] = table.iloc[0].to_dict()  # type: ignore[assignment]
     rows = [(group, name, _number(group, value)) for (group, name), value in first.items() if not math.isnan(value)]

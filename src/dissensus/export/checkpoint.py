@@ -18,13 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dissensus import __version__, tails, weights
-from dissensus.backbones import LITES, Backbone
-from dissensus.cuts import Tokens
-from dissensus.detector import Detector
-from dissensus.errors import DissensusError
+from dissensus import __version__
+from dissensus._core.errors import DissensusError
+from dissensus.backbones import LITES, Backbone, weights
+from dissensus.backbones.surgery import Tokens
+from dissensus.backbones.transforms import Preprocessing
+from dissensus.detection.detector import Detector
 from dissensus.export import places
-from dissensus.preprocessing import Preprocessing
+from dissensus.models import tails
 
 TOLERANCE = 1e-4
 TRIED = 4  # images on which the file's model must agree with soup and trunk

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dissensus import aggregate, scores, tails
-from dissensus.detector import Detector
-from dissensus.engines import FromPixels
-from dissensus.ensemble import Ensemble
-from dissensus.thresholds import Threshold
+from dissensus.backbones.engines import FromPixels
+from dissensus.detection.detector import Detector
+from dissensus.detection.threshold import Threshold
+from dissensus.functional import aggregates, scores
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
 
 OUTPUTS = ("label", "logits", "member_probs", "score", "p_value", "verdict")
 
@@ -27,7 +28,7 @@ class Graph(nn.Module):
         super().__init__()
         self.features: nn.Module = FromPixels(detector.backbone) if images else nn.Identity()
         self.members = Members(detector.ensemble)
-        self.aggregate = aggregate.AGGREGATES[detector.aggregate]
+        self.aggregate = aggregates.AGGREGATES[detector.aggregate]
         self.rule = None if detector.threshold is None else Rule(detector.threshold)
         self.eval()
 

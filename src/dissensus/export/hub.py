@@ -11,13 +11,14 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from dissensus import __version__, pretrained
-from dissensus.detector import Detector
+from dissensus import __version__
+from dissensus._core.files import make_folder, replacing, write_json
+from dissensus.detection import pretrained
+from dissensus.detection.detector import Detector
+from dissensus.detection.pretrained import CONFIG, ENSEMBLE, FORMAT, TRUNK
 from dissensus.export import card, places
-from dissensus.files import make_folder, replacing, write_json
-from dissensus.pretrained import CONFIG, ENSEMBLE, FORMAT, TRUNK
-from dissensus.runs import Run
-from dissensus.settings import Settings
+from dissensus.training.options import Settings
+from dissensus.training.run import Run
 
 
 def write(detector: Detector, run: Run, out: Path) -> None:

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dissensus import __version__, engines, tracing
-from dissensus.detector import Detector
-from dissensus.errors import DissensusError
+from dissensus import __version__
+from dissensus._core.errors import DissensusError
+from dissensus.backbones import engines, tracing
+from dissensus.detection.detector import Detector
 from dissensus.export import parity, places
 from dissensus.export.graph import OUTPUTS, Graph, plain
 

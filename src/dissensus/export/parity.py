@@ -11,17 +11,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dissensus import aggregate, conformal, scores
-from dissensus.detector import Detector
-from dissensus.errors import DissensusError
-from dissensus.thresholds import Threshold
+from dissensus._core.errors import DissensusError
+from dissensus.detection.detector import Detector
+from dissensus.detection.threshold import Threshold
+from dissensus.functional import aggregates, conformal, scores
 
 TOLERANCE = 1e-4
 
 
 def check(detector: Detector, logits: Tensor, found: Mapping[str, Tensor]) -> None:
     """Refuse outputs that differ from what the detector makes of the members' logits (M, B, C)."""
-    answer = aggregate.AGGREGATES[detector.aggregate](logits)
+    answer = aggregates.AGGREGATES[detector.aggregate](logits)
     first, second = answer.topk(2).values.unbind(-1)
     sure = first - second > 2 * TOLERANCE  # whose label does not hang on rounding
     _same("label", found["label"][sure], answer.argmax(-1)[sure])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from dissensus.errors import RunError
-from dissensus.files import TEMPORARY, make_folder, settle
+from dissensus._core.errors import RunError
+from dissensus._core.files import TEMPORARY, make_folder, settle
 
 REMEDY = "choose another --out, or remove it yourself"
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from dissensus import shards
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
+from dissensus.functional import arrays
+from dissensus.functional.arrays import Values
 from dissensus.images.labels import Codes, complete, numbered, renumbered
 from dissensus.images.listing import Listing
 from dissensus.images.readers import Arrays, Items
-from dissensus.shards import Values
 
 
 def list_arrays(
@@ -26,7 +26,7 @@ def list_arrays(
     names: Sequence[str] | None,
 ) -> Listing:
     """Images (N, H, W) or (N, H, W, 3) uint8, called by number where they have no names."""
-    array = shards.to_numpy(images)
+    array = arrays.to_numpy(images)
     if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
         raise DataError(
             f"images must be uint8 (N, H, W) or (N, H, W, 3); got {array.dtype} {array.shape}: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images.decoding import SUFFIXES
 from dissensus.images.folders import list_folder
 from dissensus.images.listing import Listing, PathLike, explained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images.decoding import SUFFIXES
 from dissensus.images.labels import by_folder
 from dissensus.images.listing import Listing, PathLike, explained, size_of

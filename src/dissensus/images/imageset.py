@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dissensus import shards
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
+from dissensus.functional import arrays
+from dissensus.functional.arrays import Values
 from dissensus.images import datasets, finding
 from dissensus.images.folders import list_folder
 from dissensus.images.labels import Codes, renumbered
@@ -24,7 +25,6 @@ from dissensus.images.listing import Listing, PathLike
 from dissensus.images.lists import read_list, read_table
 from dissensus.images.readers import Reader
 from dissensus.images.tars import list_tars
-from dissensus.shards import Values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,14 +144,14 @@ class ImageSet:
         count = len(found.names)
         if not count:
             raise DataError("a set needs at least one image; got none: check what made it")
-        y = None if found.labels is None else shards.check_codes("labels", found.labels, count, found.classes)
-        g = None if found.groups is None else shards.check_codes("groups", found.groups, count, found.group_names)
+        y = None if found.labels is None else arrays.check_codes("labels", found.labels, count, found.classes)
+        g = None if found.groups is None else arrays.check_codes("groups", found.groups, count, found.group_names)
         return cls(
             names=tuple(found.names),
             labels=y,
             groups=g,
-            classes=shards.default_names(found.classes, -1 if y is None else int(y.max())),
-            group_names=shards.default_names(found.group_names, -1 if g is None else int(g.max())),
+            classes=arrays.default_names(found.classes, -1 if y is None else int(y.max())),
+            group_names=arrays.default_names(found.group_names, -1 if g is None else int(g.max())),
             _reader=found.reader,
             _places=np.arange(count) if found.places is None else np.array(found.places, np.int64),
             _sizes=np.array(found.sizes, np.int64),
@@ -241,5 +241,5 @@ def _cut(fraction: float, count: int) -> int:
 
 
 def _integers(index: Values) -> NDArray[Any]:
-    array = shards.to_numpy(index)
+    array = arrays.to_numpy(index)
     return array if array.size else array.astype(np.int64)  # [] is an array of floats

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 
 Codes = NDArray[np.int64]
 INTEGER = re.compile(r"[+-]?[0-9]+")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
+from dissensus.functional.arrays import Values
 from dissensus.images.readers import Reader
-from dissensus.shards import Values
 
 PathLike = str | os.PathLike[str]
 

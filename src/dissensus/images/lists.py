@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images.labels import INTEGER, Codes, in_order, numbered
 from dissensus.images.listing import Listing, PathLike, explained, size_of
 from dissensus.images.readers import Files

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dissensus.errors import DataError
+from dissensus._core.errors import DataError
 from dissensus.images.decoding import SUFFIXES
 from dissensus.images.labels import Codes, by_folder, complete, numbered
 from dissensus.images.listing import Listing, PathLike, explained

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dissensus.errors import RunError
-from dissensus.judged import Judged
-from dissensus.outcomes import Example
+from dissensus._core.errors import RunError
+from dissensus.evaluation.outcomes import Example
+from dissensus.evaluation.records import Judged
 from dissensus.report.sources import JudgedRun
 
 PICTURE = re.compile(r"data:image/(png|jpeg|webp);base64,[A-Za-z0-9+/=]+")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dissensus.outcomes import Column, Row, Table, Value
+from dissensus.evaluation.outcomes import Column, Row, Table, Value
 from dissensus.report.sources import JudgedRun
 
 KEYS = ["group", "run", "aggregate", "score", "metric", "family"]

@@ -11,10 +11,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dissensus import __version__, scores
-from dissensus.errors import DissensusError
-from dissensus.files import make_folder, replacing
-from dissensus.outcomes import Column, Curve, Outcome
+from dissensus import __version__
+from dissensus._core.errors import DissensusError
+from dissensus._core.files import make_folder, replacing
+from dissensus.evaluation.outcomes import Column, Curve, Outcome
+from dissensus.functional import scores
 from dissensus.report import charts, gallery, pools, reproduce, runview, summary
 from dissensus.report.charts import Chart, Line
 from dissensus.report.facts import Facts, facts

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dissensus.errors import RunError
-from dissensus.judged import Judged
+from dissensus._core.errors import RunError
+from dissensus.evaluation.records import Judged
 from dissensus.report import numbers
 from dissensus.report.numbers import Array
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from dissensus import methods
 from dissensus.report.sources import JudgedRun
-from dissensus.settings import DIVERSITY, Settings
-from dissensus.train import fit
+from dissensus.training import methods
+from dissensus.training._fit import fit
+from dissensus.training.options import DIVERSITY, Settings
 
 SPECIAL = ("method", "members", "active", "diversity")  # whose defaults depend on the method
 

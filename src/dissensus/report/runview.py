@@ -13,7 +13,7 @@ from dissensus.report import charts, numbers
 from dissensus.report.charts import Chart, Line
 from dissensus.report.facts import FLAT
 from dissensus.report.pools import Family, inside
-from dissensus.runs import Run
+from dissensus.training.run import Run
 
 EPOCHS = 200  # points of a training curve, at most
 

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dissensus import __version__, tables
-from dissensus.files import make_folder, replacing
+from dissensus import __version__
+from dissensus._core.files import make_folder, replacing
+from dissensus.evaluation import tables
 
 __all__ = ["Section", "write"]
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dissensus import judged, methods
-from dissensus.errors import DissensusError, RunError
-from dissensus.judged import Judged
-from dissensus.outcomes import Outcome
-from dissensus.runs import Run
+from dissensus._core.errors import DissensusError, RunError
+from dissensus.evaluation import records
+from dissensus.evaluation.outcomes import Outcome
+from dissensus.evaluation.records import Judged
+from dissensus.training import methods
+from dissensus.training.run import Run
 
 DEPTH = 2  # OUT/SUITE/METHOD/run.json
 HOW = "judge one with: dissensus evaluate RUN --suite SUITE"
@@ -64,7 +65,7 @@ def _read(path: Path) -> tuple[list[JudgedRun], list[Outcome], list[str]]:
         return [_open(path)], [], []
     studies = [found for file in sorted(path.glob("*.json")) if (found := _outcome(file)) is not None]
     folders = _runs_below(path)
-    there = [folder for folder in folders if (folder / judged.FOLDER / "judged.json").exists()]
+    there = [folder for folder in folders if (folder / records.FOLDER / "judged.json").exists()]
     if not there and not studies:
         if folders:
             raise RunError(f"no run in {path} has been judged yet, such as {folders[0]}; {HOW}")
@@ -93,14 +94,14 @@ def _place(method: str) -> tuple[int, str]:
 def _open(folder: Path) -> JudgedRun:
     run = Run.open(folder)
     try:
-        found = judged.read(folder)
+        found = records.read(folder)
         roles = [s["role"] for s in found.sets if {"name", "family", "count", "examples"} <= set(s)]
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{folder / judged.FOLDER} is damaged ({type(error).__name__}: {error}); evaluate the run again"
+            f"{folder / records.FOLDER} is damaged ({type(error).__name__}: {error}); evaluate the run again"
         ) from error
     if roles.count("id") != 1:
-        raise RunError(f"{folder / judged.FOLDER} is damaged (it has no id set); evaluate the run again")
+        raise RunError(f"{folder / records.FOLDER} is damaged (it has no id set); evaluate the run again")
     return JudgedRun(run, found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dissensus.outcomes import Column, Row, Table, Value
+from dissensus.evaluation.outcomes import Column, Row, Table, Value
 from dissensus.report import numbers
 from dissensus.report.facts import Facts
 from dissensus.report.measured import Measured

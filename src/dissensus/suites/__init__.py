@@ -22,8 +22,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from dissensus.errors import DissensusError, UnknownNameError
-from dissensus.evaluate import Suite, SuiteSet
+from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.suites import digits as scans
 from dissensus.suites import reading
 from dissensus.suites import recipe as recipes
@@ -101,7 +101,7 @@ def takes(name: str) -> tuple[str, ...] | None:
         return own
     if name != "digits" and not needs_root(name):
         return None
-    from dissensus.extract import extract
+    from dissensus.features._extract import extract
     from dissensus.suites.build import from_recipe
 
     passed_on = (from_recipe, extract) if needs_root(name) else (extract,)

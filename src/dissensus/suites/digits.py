@@ -18,8 +18,8 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.model_selection import train_test_split
 
-from dissensus.errors import DissensusError, UnknownNameError
-from dissensus.evaluate import Suite, SuiteSet
+from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.features import FeatureSet
 
 __all__ = ["CORRUPTIONS", "DISTORTIONS", "DOMINOES_TRAINING", "TRAINING", "Corruption", "corrupt", "digits", "dominoes"]

@@ -11,14 +11,13 @@ from typing import Any
 
 from PIL import Image
 
-from dissensus import corruptions
+from dissensus._core.files import cache_folder
 from dissensus.backbones import Backbone
-from dissensus.evaluate import Suite, SuiteSet
-from dissensus.extract import extract
-from dissensus.extraction import bad_names, one_line
+from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.features import FeatureSet
-from dissensus.files import cache_folder
-from dissensus.images import ImageSet
+from dissensus.features._extract import extract
+from dissensus.features.extraction import bad_names, one_line
+from dissensus.images import ImageSet, corruptions
 
 
 @dataclass(frozen=True)

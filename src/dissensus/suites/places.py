@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from timm.data.imagenet_info import ImageNetInfo
 
-from dissensus.errors import DataError, DissensusError
+from dissensus._core.errors import DataError, DissensusError
 from dissensus.images import ImageSet
 from dissensus.suites.gather import Source
 from dissensus.suites.recipe import UNLABELLED, Recipe, SetRecipe, some

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from dissensus import corruptions
-from dissensus.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus.images import corruptions
 from dissensus.suites.recipe import Recipe, SetRecipe, check
 
 SEE = "see docs/suites.md"

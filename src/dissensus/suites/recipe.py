@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dissensus import corruptions
-from dissensus.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus.images import corruptions
 
 ONCE = ("train", "id", "held-out", "disagreement")  # roles of one set at most
 ROLES = (*ONCE, "shift", "ood", "groups")

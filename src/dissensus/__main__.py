@@ -1,0 +1,8 @@
+"""python -m dissensus."""
+
+import sys
+
+from dissensus.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Backbones: timm models, frozen, split into a trunk and a tail."""
+
+from dissensus.backbones.backbone import LITES, Backbone, create, known, restore
+
+__all__ = ["LITES", "Backbone", "create", "known", "restore"]

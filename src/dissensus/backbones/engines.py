@@ -1,0 +1,119 @@
+"""Engines: how a trunk is run over batches of bytes. All give the same features, up to rounding.
+
+run = engines.create("onnx", backbone, device)
+features = run(pixels)        # (B, H, W, 3) bytes -> (B, ...) float32
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.files import cache_folder, make_folder, replacing
+from dissensus.backbones import Backbone, tracing
+
+Engine = Callable[[Tensor], Tensor]
+AT_ONCE = 2**18  # pixels
+TOLERANCE = 1e-3
+
+
+def create(name: str, backbone: Backbone, device: torch.device | str = "cpu") -> Engine:
+    """The engine of that name for this trunk: pixels (B, H, W, 3) uint8 -> features (B, ...) float32, on the CPU."""
+    if name not in ENGINES:
+        raise UnknownNameError("engine", name, ENGINES)
+    return ENGINES[name](backbone, torch.device(device))
+
+
+def eager(backbone: Backbone, device: torch.device) -> Engine:
+    """PyTorch as it is, on any device; channels last in memory."""
+    trunk = backbone.trunk.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    # On CPUs a few images at a time: what layers make of more is so large that the system gives and takes its memory
+    # back at every layer, which costs a third of the time.
+    size = at_once(backbone.transform.size) if device.type == "cpu" else 65536
+
+    @torch.inference_mode()
+    def run(pixels: Tensor) -> Tensor:
+        parts = []
+        for some in torch.split(pixels, size):
+            x = backbone.transform.normalise(some.to(device, non_blocking=True))
+            features: Tensor = trunk(x)
+            parts.append(features.float().cpu())
+        return torch.cat(parts).contiguous()
+
+    return run
+
+
+def at_once(size: int) -> int:
+    """How many images of `size` pixels a side the trunk takes at once on CPUs, where that is fastest."""
+    return max(8, AT_ONCE // size**2)
+
+
+def onnx(backbone: Backbone, device: torch.device) -> Engine:
+    """ONNX Runtime, several times faster on CPUs; checked against PyTorch (needs dissensus[onnx]).
+
+    The export takes some seconds and is kept in the user's cache.
+    """
+    tracing.require("engine onnx")
+    if device.type != "cpu":
+        raise DissensusError(f"engine onnx runs on CPUs; got {device}: use --engine eager there")
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, backbone.transform.size, backbone.transform.size, 3)
+    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    expected = eager(backbone, device)(pixels)
+    path = cache_folder() / "onnx" / f"{backbone.name}-{backbone.fingerprint[:16]}-torch{torch.__version__}.onnx"
+    with contextlib.suppress(Exception):  # whatever a file brings about that is missing, damaged or foreign
+        run = _session(path)
+        if _difference(run(pixels), expected) <= TOLERANCE:
+            return run
+    make_folder(path.parent)
+    own = path.with_suffix(f".{os.getpid()}")  # several processes may begin at once
+    with replacing(own) as temporary:
+        _export(FromPixels(backbone).eval(), pixels, temporary)
+    os.replace(own, path)
+    run = _session(path)
+    if not (error := _difference(run(pixels), expected)) <= TOLERANCE:
+        raise DissensusError(f"engine onnx differs from PyTorch by {error:.1g} for {backbone.name}: use --engine eager")
+    return run
+
+
+def _export(module: nn.Module, pixels: Tensor, path: Path) -> None:
+    tracing.convert(module, pixels, ["pixels"], ["features"]).save(path, external_data=False)
+
+
+def _session(path: Path) -> Engine:
+    # spinning threads would take the cores from the workers that decode the next images
+    run = tracing.session(path, patient=True)
+    return lambda pixels: run(pixels)["features"]
+
+
+def _difference(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+class FromPixels(nn.Module):
+    """Normalisation and trunk in one."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.trunk = backbone.trunk
+        self.register_buffer("mean", torch.tensor(backbone.transform.mean) * 255)
+        self.register_buffer("std", torch.tensor(backbone.transform.std) * 255)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, H, W, 3) uint8 -> (B, ...)."""
+        x = (pixels.float() - self.mean) / self.std
+        features: Tensor = self.trunk(x.permute(0, 3, 1, 2))
+        return features
+
+
+ENGINES: dict[str, Callable[[Backbone, torch.device], Engine]] = {"eager": eager, "onnx": onnx}

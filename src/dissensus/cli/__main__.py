@@ -1,8 +1,0 @@
-"""python -m dissensus.cli."""
-
-import sys
-
-from dissensus.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

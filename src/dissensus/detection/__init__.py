@@ -1,0 +1,1 @@
+"""Detection: calibrated thresholds and the detector that applies them."""

@@ -1,0 +1,283 @@
+"""DissensusClassifier: a diverse ensemble behind scikit-learn's contract, for embeddings and tabular data.
+
+classifier = DissensusClassifier(random_state=0).fit(X, y)
+classifier.predict(X_new)        # labels
+classifier.is_ood(X_new)         # True where a sample is called out of distribution
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from numpy.random import RandomState
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from dissensus._core.errors import DataError, DissensusError
+from dissensus.detection.threshold import Threshold
+from dissensus.evaluation import predictions
+from dissensus.features import FeatureSet
+from dissensus.functional import conformal, scores
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training import _fit as train
+from dissensus.training import methods
+from dissensus.training.batches import check_sample_weight
+
+# Small tables are fitted to the last sample, where hardness explodes: less diversity than fit() takes by itself.
+DIVERSITY = 0.03
+# With epochs=None: steps that a small table is trained for, and the fewest passes over a large one.
+STEPS, EPOCHS = 1000, 20
+
+Floats = NDArray[np.floating[Any]]
+
+
+class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A classifier whose members disagree where it should not be trusted.
+
+    Answers two questions. Which class: `predict`, `predict_proba`, and `decision_function`, the members' mean logits
+    (n, C), or for two classes (n,), above 0 for the second. Is the sample of the kind that was trained on at all:
+    `ood_score` (n,), higher = more OOD; `score_samples` is its negative, as scikit-learn has it; `is_ood` (n,)
+    compares it with a threshold and is True for at most a share `false_alarms` of ID samples, on average.
+
+    The threshold comes from a part of the training data that `fit` holds out and does not train on. Where that part
+    would be too small for the rate, `fit` trains on everything and `is_ood` says how many samples it takes.
+
+    Training is by mini-batches with a schedule that knows its end, so there is no `partial_fit`. The same
+    `random_state` gives the same classifier.
+
+    Args:
+        members: how many members.
+        method: how they are trained, see `METHODS`; not a2d and divdis, which need a set to disagree on.
+        diversity: weight of the disagreement term; None: 0.03 where the method has one.
+        active: members drawn for a batch; None: 2 for SED and two-stage, all for the others.
+        tail: what a member is: linear, or mlp, a residual block with layer norms and a linear layer.
+        epochs: passes over the training set; None: 20, and as many more as make 1000 steps.
+        lr: peak learning rate; a tenth of the default suits mlp.
+        batch_size: samples a step; None: all of them.
+        weight_decay: decoupled, by AdamW.
+        label_smoothing: share of the label that is spread over all classes.
+        confidence: two-stage disagrees where the first stage's confidence is below this.
+        standardize: give every feature mean 0 and variance 1 over the training samples first, as the learning rate
+            assumes. Harmless after a StandardScaler; turn it off where features' scales have a meaning.
+        score_name: which score `ood_score` is, see `SCORES`.
+        false_alarms: share of ID samples that `is_ood` may call out.
+        calibration: share of the training samples held out for the threshold; 0: none.
+        random_state: decides the held-out samples, initial weights, batches and draws.
+        device: where to train: cpu, cuda, mps, auto. Predictions are made on the CPU.
+
+    Attributes:
+        classes_: the labels, sorted.
+        ensemble_: the trained `Ensemble`, over standardised features.
+        scaler_: the fitted StandardScaler, or None.
+        threshold_: the `Threshold`, whose `promise` says what to expect; None where nothing was held out.
+        score_name_: the score that it is of.
+        n_samples_fit_: training samples with a weight above 0, held-out ones included.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+    """
+
+    def __init__(
+        self,
+        members: int = 5,
+        method: str = "sed-a2d",
+        *,
+        diversity: float | None = None,
+        active: int | None = None,
+        tail: str = "linear",
+        epochs: int | None = None,
+        lr: float = 2e-2,
+        batch_size: int | None = 64,
+        weight_decay: float = 0.01,
+        label_smoothing: float = 0.1,
+        confidence: float = 0.8,
+        standardize: bool = True,
+        score_name: str = "pds",
+        false_alarms: float = 0.05,
+        calibration: float = 0.2,
+        random_state: int | RandomState | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.members = members
+        self.method = method
+        self.diversity = diversity
+        self.active = active
+        self.tail = tail
+        self.epochs = epochs
+        self.lr = lr
+        self.batch_size = batch_size
+        self.weight_decay = weight_decay
+        self.label_smoothing = label_smoothing
+        self.confidence = confidence
+        self.standardize = standardize
+        self.score_name = score_name
+        self.false_alarms = false_alarms
+        self.calibration = calibration
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on samples (n, d) with labels (n,) of any kind.
+
+        `sample_weight` (n,) says what samples count for, in a batch's loss and in its hardness; weight 0 leaves a
+        sample out altogether. The threshold is set on held-out samples as they come, whatever they weigh.
+        """
+        samples, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        check_classification_targets(y)
+        self._check_parameters()
+        classes, labels = np.unique(y, return_inverse=True)
+        weight = None if sample_weight is None else check_sample_weight(sample_weight, len(samples)).numpy()
+        used = np.arange(len(samples)) if weight is None else np.flatnonzero(weight)
+        if len(present := np.unique(labels[used])) < 2:
+            raise DataError(
+                f"a classifier needs at least two classes; got one class, {str(classes[present[0]])!r}, in {len(used)} "
+                "sample(s) with a weight above 0: add samples of another"
+            )
+        if weight is not None and np.ptp(weight[used]) == 0:
+            weight = None  # all the same: not even rounding should differ
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**31 - 1))
+        held_out = used[self._held_out(labels[used], random)]
+        kept = np.setdiff1d(used, held_out)
+
+        weight, x, scaler = None if weight is None else weight[kept], samples[kept], None
+        if self.standardize:
+            scaler = StandardScaler().set_output(transform="default").fit(x, sample_weight=weight)
+            x = scaler.transform(x)
+        # a factory, for the members' seeds to decide everything
+        ensemble = Ensemble(lambda: tails.create(self.tail, x.shape[1], len(classes)), members=self.members, seed=seed)
+        features = FeatureSet.from_arrays(x, labels[kept])
+        chosen = self._settings(len(kept))
+        train.fit(ensemble, features, sample_weight=weight, seed=seed, progress=False, fabric=self._fabric(), **chosen)
+        self.classes_, self.scaler_, self.n_samples_fit_ = classes, scaler, len(used)
+        self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), self.score_name, None
+        if len(held_out):
+            found = {self.score_name: torch.from_numpy(self._ood_score(samples[held_out]))}
+            self.threshold_ = Threshold.calibrate([self.score_name], found, None, (), self.false_alarms)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The likeliest label of each sample, by the members' mean logits: (n, d) -> (n,)."""
+        logits = self._mean_logits(X)
+        labels: NDArray[Any] = self.classes_[logits.argmax(1)]
+        return labels
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Probabilities in the order of `classes_`, the softmax of the mean logits: (n, d) -> (n, C)."""
+        return _array(torch.from_numpy(self._mean_logits(X)).softmax(-1))
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """The mean logits (n, C); for two classes how much the second's exceeds the first's, (n,)."""
+        logits = self._mean_logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def ood_score(self, X: ArrayLike) -> NDArray[np.float64]:
+        """How far each sample is out of distribution, by the score of `score_name`: (n, d) -> (n,), higher = more."""
+        return self._ood_score(self._checked(X))
+
+    def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
+        """How normal each sample is, as scikit-learn's outlier detectors have it: minus `ood_score`."""
+        return -self.ood_score(X)
+
+    def is_ood(self, X: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each sample is called out of distribution: (n, d) -> (n,).
+
+        The rate is the one that `fit` was given; `threshold_ = threshold_.at(0.01)` changes it without training.
+        """
+        checked = self._checked(X)
+        if self.threshold_ is None:
+            needed = conformal.needed(self.false_alarms)
+            enough = max(math.ceil(needed / self.calibration), needed + len(self.classes_)) if self.calibration else 0
+            remedy = (
+                f"fit on {enough} or more, or raise calibration or false_alarms" if enough else "try calibration=0.2"
+            )
+            raise DataError(
+                f"is_ood at false_alarms={self.false_alarms:g} needs {needed} held-out samples; "
+                f"calibration={self.calibration:g} of {self.n_samples_fit_} samples are fewer: {remedy}"
+            )
+        limit = self.threshold_.calibrated.thresholds(self.threshold_.false_alarms)
+        out: NDArray[np.bool_] = (torch.from_numpy(self._ood_score(checked)).float() > limit).numpy()
+        return out
+
+    def _check_parameters(self) -> None:
+        """Refuse here what `fit` of the library would not, or would explain in other words."""
+        recipe = methods.get(self.method)
+        if recipe.takes_set:
+            raise DissensusError(
+                f"{self.method} disagrees on a set of its own, which a classifier's fit(X, y) has no place for; "
+                f"use method='sed-{self.method}', or dissensus.fit with disagreement="
+            )
+        scores.get(self.score_name)
+        conformal.check_rate(self.false_alarms)
+        if not 0 <= self.calibration < 1:
+            raise DissensusError(
+                f"calibration must lie within [0, 1); got {self.calibration:g}: try 0.2, or 0 to hold nothing out"
+            )
+
+    def _held_out(self, labels: NDArray[np.int64], random: RandomState) -> NDArray[np.int64]:
+        """Samples for the threshold, at random but for one of each class; none where they would be too few."""
+        order = random.permutation(len(labels))
+        first_of_class = np.unique(labels[order], return_index=True)[1]
+        drawn = np.delete(order, first_of_class)[: math.floor(round(self.calibration * len(labels), 9))]
+        return drawn if len(drawn) >= conformal.needed(self.false_alarms) else drawn[:0]
+
+    def _settings(self, samples: int) -> dict[str, Any]:
+        """What `fit` of the library is given."""
+        names = ("method", "active", "lr", "weight_decay", "label_smoothing", "confidence")
+        batch_size = samples if self.batch_size is None else self.batch_size
+        epochs = self.epochs
+        if epochs is None:
+            per_epoch = math.ceil(samples / max(1, batch_size))  # a size below 1 is for fit to refuse
+            epochs = max(EPOCHS, math.ceil(STEPS / per_epoch))
+        diversity = self.diversity
+        if diversity is None and methods.get(self.method).regulariser is not None:
+            diversity = DIVERSITY
+        chosen = {name: getattr(self, name) for name in names}
+        return {**chosen, "batch_size": batch_size, "epochs": epochs, "diversity": diversity}
+
+    def _fabric(self) -> Fabric:
+        try:
+            return Fabric(accelerator=self.device, devices=1)
+        except (ValueError, RuntimeError, MisconfigurationException) as error:
+            reason = " ".join(str(error).split())
+            raise DissensusError(f"cannot train on device={self.device!r} ({reason}): use device='cpu'") from error
+
+    def _checked(self, X: ArrayLike) -> Floats:
+        check_is_fitted(self, "ensemble_")
+        checked: Floats = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return checked
+
+    @torch.inference_mode()
+    def _logits(self, X: Floats) -> Iterator[Tensor]:
+        """Members' logits (M, b, C), batch by batch; in float64, so that they do not depend on the batch."""
+        params = {name: value.double() for name, value in self.ensemble_.stacked().items()}
+        size = predictions.batch_size(self.ensemble_, X.shape[1:])
+        for start in range(0, len(X), size):
+            x = X[start : start + size].astype(np.float64)
+            x = x if self.scaler_ is None else self.scaler_.transform(x)
+            logits = self.ensemble_.run(params, torch.from_numpy(x))
+            if not logits.isfinite().all():
+                raise DataError(f"values are too large; rows {start} to {start + len(x) - 1} have no finite logits")
+            yield logits
+
+    def _mean_logits(self, X: ArrayLike) -> NDArray[np.float64]:
+        return _array(torch.cat([logits.mean(0) for logits in self._logits(self._checked(X))]))
+
+    def _ood_score(self, X: Floats) -> NDArray[np.float64]:
+        score = scores.get(self.score_name_)
+        return _array(torch.cat([score(logits).double() for logits in self._logits(X)]))
+
+
+def _array(values: Tensor) -> NDArray[np.float64]:
+    array: NDArray[np.float64] = values.numpy()
+    return array

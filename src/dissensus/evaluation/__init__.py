@@ -1,0 +1,1 @@
+"""Evaluation: suites, one pass over a set, and tables of results."""

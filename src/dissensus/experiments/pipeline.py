@@ -1,0 +1,211 @@
+"""A job: methods trained and judged on a suite, each in a run folder of its own; finished ones are not repeated."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from lightning.fabric import Fabric
+from torch import nn
+
+from dissensus import backbones, report
+from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus._core.files import make_folder
+from dissensus.detection.detector import Detector
+from dissensus.evaluation import records, tables
+from dissensus.evaluation._evaluate import Suite, evaluate
+from dissensus.evaluation.predictions import Samples
+from dissensus.features import FeatureSet
+from dissensus.functional import conformal
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training import methods
+from dissensus.training._fit import fit
+from dissensus.training.options import PRECISIONS, Settings, resolve
+from dissensus.training.run import Run
+
+TAIL_NAMES = (*tails.TAILS, "backbone")
+INITS = ("random", "pretrained")
+FALSE_ALARMS = 0.05  # of the detectors that a job leaves
+
+
+def run_methods(
+    suite: Suite,
+    names: Sequence[str],
+    out: Path,
+    *,
+    members: int = 5,
+    tail: str | None = None,
+    init: str = "random",
+    training: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    lenient: bool = False,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+) -> pd.DataFrame:
+    """Train and judge every method; the frame of `evaluate`, all methods in one.
+
+    `lenient` leaves out, with a line, a method that these data do not allow.
+    """
+    frames: list[pd.DataFrame] = []
+    for number, name in enumerate(names, start=1):
+        recipe = methods.get(name)
+        say(f"{suite.name} {number}/{len(names)}: {name}", fabric)
+        ensemble = new_ensemble(suite.train, recipe.members or members, tail=tail, init=init, seed=seed)
+        where = suite.disagreement if recipe.takes_set else None
+        chosen = settings_for(name, members, training or {})
+        try:
+            fit(
+                ensemble,
+                suite.train,
+                name,
+                **chosen,
+                disagreement=where,
+                seed=seed,
+                out=out / name,
+                progress=progress,
+                fabric=fabric,
+            )
+        except DataError as error:
+            if not lenient or not (frames or number < len(names)):
+                raise
+            say(f"{suite.name} goes on without {name}: {error}", fabric)
+            continue
+        run = Run.open(out / name)
+        samples: dict[str, Samples] = {}
+        frame = evaluate(
+            ensemble,
+            suite.sets,
+            about=run.about,
+            classes=suite.train.classes,
+            backbone=run.settings["backbone"],
+            held_out=suite.held_out,
+            samples=samples,
+            progress=progress and (fabric is None or fabric.is_global_zero),
+        )
+        if fabric is None or fabric.is_global_zero:
+            records.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, samples)
+            _calibrate(run.folder, suite.held_out)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _calibrate(run: Path, held_out: FeatureSet | None) -> None:
+    """Make a detector of a run, where there is enough to calibrate it on."""
+    kept = (run / "detector.json").exists()  # perhaps the user's own
+    if not kept and held_out is not None and len(held_out) >= conformal.needed(FALSE_ALARMS):
+        Detector.load(run).calibrate(held_out, FALSE_ALARMS).save(run)
+
+
+def check(names: Sequence[str], members: int, training: Mapping[str, Any], *, seed: int, tail: str | None) -> None:
+    """Refuse what no data could be trained with, before hours are spent on features."""
+    if tail is not None and tail not in TAIL_NAMES:
+        raise UnknownNameError("tail", tail, TAIL_NAMES)
+    own = inspect.signature(fit).parameters
+    rest = {f.name: own[f.name].default for f in fields(Settings) if f.name in own and f.name != "method"}
+    for name in names:
+        values = {**rest, **settings_for(name, members, training), "seed": seed, "precision": PRECISIONS[0]}
+        resolve(name, methods.get(name).members or members, **values)
+
+
+def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict[str, Any]:
+    """How a job trains a method: the same for all, as far as methods allow.
+
+    Where members are drawn two at a time, epochs are more by as much: everybody makes the same number of steps (the
+    first stage of two-stage comes on top).
+    """
+    recipe = methods.get(method)
+    chosen = {"epochs": 10, **training}
+    if recipe.active is not None and members > recipe.active:
+        chosen["epochs"] = -(-chosen["epochs"] * members // recipe.active)
+    if recipe.regulariser is None:
+        chosen.pop("diversity", None)
+    if recipe.disagree_on != "unsure":
+        chosen.pop("confidence", None)
+    return chosen
+
+
+def feasible(names: Sequence[str], suite: Suite, fabric: Fabric | None = None) -> list[str]:
+    """Those methods that the suite has what they need for; a line tells of the others."""
+    chosen = list(dict.fromkeys(names))
+    lacking = [name for name in chosen if methods.get(name).takes_set and suite.disagreement is None]
+    for name in lacking:
+        say(f"{suite.name} goes on without {name}: the suite has no set to disagree on", fabric)
+    if len(lacking) == len(chosen):
+        raise DissensusError(
+            f"{', '.join(chosen)} need a disagreement set; {suite.name} has none: choose other methods"
+        )
+    return [name for name in chosen if name not in lacking]
+
+
+def new_ensemble(
+    features: FeatureSet, members: int, *, tail: str | None = None, init: str = "random", seed: int = 0
+) -> Ensemble:
+    """An untrained ensemble for these features.
+
+    `tail` is a built-in one or "backbone", the layers that were cut off; None: those, if they are more than the
+    classifier, else linear. `init="pretrained"` starts members from the backbone's weights as far as they fit.
+    """
+    about = features.provenance.get("backbone")
+    if tail is None:
+        tail = "backbone" if about is not None and about["layers"] > 1 else "linear"
+    if tail not in TAIL_NAMES:
+        raise UnknownNameError("tail", tail, TAIL_NAMES)
+    if init not in INITS:
+        raise DissensusError(f"init must be random or pretrained; got {init!r}")
+    if about is None and (tail == "backbone" or init == "pretrained"):
+        raise DataError(
+            f"tail {tail}, init {init} is about a backbone; these features name none: extract them with one"
+        )
+    classes = max(2, len(features.classes))
+    ensemble = Ensemble(_template(tail, features, classes, about), members=members, seed=seed)
+    if init == "pretrained":
+        assert about is not None  # refused above
+        if not ensemble.start_from(backbones.restore(about).tail):
+            raise DataError(f"init pretrained found nothing of the backbone's tail that fits tail {tail}: use backbone")
+    return ensemble
+
+
+def _template(tail: str, features: FeatureSet, classes: int, about: Mapping[str, Any] | None) -> nn.Module:
+    description = {**(about or {}).get("tail", {}), "classes": classes} if tail == "backbone" else None
+    if description is None:
+        width = features.shape[-1] if tail == "mlp" else features.shape[0]
+        description = {"name": tail, "features": width}
+        made = tails.create(tail, width, classes)
+    else:
+        made = tails.build(description)
+    if not tails.fits(description, features.shape):
+        raise DataError(
+            f"tail {tail} does not take rows of shape {features.shape}: use tail backbone, or extract with layers 1"
+        )
+    return made
+
+
+def write_results(sections: Sequence[report.Section], out: Path) -> str:
+    """Write results.csv and report.html into `out`; the tables as text for the terminal.
+
+    A page is of one suite: where there are several, each has its own in its folder, and `out` a short one of all.
+    """
+    make_folder(out)
+    several = len(sections) > 1
+    named = [s.frame.assign(dataset=s.title + "/" + s.frame["dataset"]) if several else s.frame for s in sections]
+    tables.write(pd.concat(named, ignore_index=True), out / "results.csv")
+    for folder in [out / s.title for s in sections] if several else [out]:
+        report.write_page(report.gather([folder]), folder / "report.html")
+    if several:
+        report.write(sections, out / "report.html")
+    pages = [out / s.title / "report.html" for s in sections] if several else [out / "report.html"]
+    say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
+    texts = [f"{s.title}: {s.summary}\n\n{tables.as_text(tables.summary(s.frame, s.families))}" for s in sections]
+    return "\n".join(texts)
+
+
+def say(message: str, fabric: Fabric | None = None) -> None:
+    """A line on stderr, from one process."""
+    if fabric is None or fabric.is_global_zero:
+        print(message, file=sys.stderr)

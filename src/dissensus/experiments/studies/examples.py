@@ -1,0 +1,43 @@
+"""Figure: the images that members differ most and least on, with what each of them says."""
+
+from __future__ import annotations
+
+from dissensus.evaluation._evaluate import Suite, SuiteSet
+from dissensus.evaluation.outcomes import Example
+from dissensus.evaluation.predictions import judge
+from dissensus.evaluation.records import EXAMPLES, example, votes_in_words
+from dissensus.experiments.studies.lab import Lab, Trial
+from dissensus.models.ensemble import Ensemble
+from dissensus.training.run import Run
+
+
+def examples(lab: Lab) -> dict[str, tuple[Example, ...]]:
+    """From the first shift, else the id set, and from the first ood set: most and least divergent by PDS."""
+    suite = lab.suite()
+    frame = lab.run([Trial("sed-a2d", "sed-a2d")])
+    ensemble = Ensemble.load(Run.open(frame["run"].iloc[0]).ensemble_folder)
+    classes, found = suite.train.classes, dict[str, tuple[Example, ...]]()
+    for s in _shown(suite):
+        samples = judge(ensemble, {}, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset).samples
+        order = samples.scores["pds"].argsort(stable=True)
+        for heading, rows in (("most", order.flip(0)[:EXAMPLES]), ("least", order[:EXAMPLES])):
+            told = [example(s, samples, int(row)) for row in rows]
+            found[f"{s.name}: {heading} divergent"] = tuple(
+                Example(
+                    picture=e["picture"],
+                    truth="none of these classes" if e["label"] is None else classes[e["label"]],
+                    answer=classes[e["prediction"]],
+                    votes=tuple(votes_in_words(e["votes"], classes)),
+                    score=e["pds"],
+                    place=f"{s.name}/{e['name']}",
+                )
+                for e in told
+            )
+    return found
+
+
+def _shown(suite: Suite) -> list[SuiteSet]:
+    shifts, inside, outside = (
+        [s for s in suite.sets if s.role == role and s.images is not None] for role in ("shift", "id", "ood")
+    )
+    return [*(shifts or inside)[:1], *outside[:1]]

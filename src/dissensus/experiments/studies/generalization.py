@@ -1,0 +1,32 @@
+"""Table 2: accuracy in and out of distribution, by oracle member, prediction ensemble and uniform soup."""
+
+from __future__ import annotations
+
+from dissensus.evaluation.outcomes import Column, Row, Table
+from dissensus.experiments.studies.contenders import ROWS, contenders, fixed
+from dissensus.experiments.studies.lab import Lab
+from dissensus.experiments.studies.measures import Measures
+
+LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
+
+
+def generalization(lab: Lab) -> list[Table]:
+    """Every method at its fixed weight, small and large ensembles."""
+    large = 10 if lab.quick else 50
+    rows = [(name, 5, fixed(lab, trials)) for name, trials in contenders(lab, ROWS).items()]
+    for name, trials in contenders(lab, LARGE_ROWS, members=large).items():
+        trial = fixed(lab, trials)
+        rows.append((name, large, trial.with_name(f"{trial.name} M={large}")))
+    measures = Measures(lab.run([trial for _, _, trial in rows]), lab.suite())
+    families = measures.families("id", "shift", "groups")
+    kinds = {"oracle": "oracle", "prediction": "ensemble", "soup": "uniform soup"}
+    columns = [Column(f"{title} %", name, percent=True) for title in kinds.values() for name in families]
+    made = [
+        Row(
+            (name, str(1 if name == "single" else members)),
+            tuple(measures.accuracy(trial.name, family, kind) for kind in kinds for family in families),
+        )
+        for name, members, trial in rows
+    ]
+    note = "oracle: the member that is best on the very set it is shown for."
+    return [Table("accuracy", ("method", "M"), tuple(columns), tuple(made), note)]

@@ -1,0 +1,172 @@
+"""The lab: trials on a suite, trained and judged once each, whatever studies ask for them.
+
+A trial's folder is named by all that its result depends on: data, method, settings, seed, initial weights. So a trial
+that two studies share is trained once, one that was killed goes on, and a change of one thing repeats only what
+depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from lightning.fabric import Fabric
+
+from dissensus._core.files import read_json, write_json
+from dissensus.evaluation import tables
+from dissensus.evaluation._evaluate import Suite, evaluate
+from dissensus.experiments import pipeline
+from dissensus.features import FeatureSet
+from dissensus.functional import scores
+from dissensus.models.ensemble import Ensemble
+from dissensus.training import methods
+from dissensus.training._fit import fit
+from dissensus.training.run import Run
+
+JUDGED = "judged.csv"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row to be: a method with what sets it apart; every seed of it is a run."""
+
+    name: str
+    method: str
+    members: int = 5
+    active: int | None = None
+    diversity: float | None = None  # None: the suite's own, where the method has one
+    options: Mapping[str, Any] = field(default_factory=dict)  # of fit(), over those of the suite
+    disagreement: FeatureSet | None = None  # None: the suite's own, where the method takes one
+    tail: str | None = None
+    key: Mapping[str, Any] = field(default_factory=dict)  # columns that a study tells its trials apart by
+
+    def with_name(self, name: str) -> Trial:
+        """The same under another name."""
+        return replace(self, name=name)
+
+
+class Lab:
+    """A suite, a folder and seeds to run trials with."""
+
+    def __init__(
+        self,
+        load: Callable[..., Suite],
+        out: Path,
+        *,
+        seeds: Sequence[int] = (0,),
+        training: Mapping[str, Any] | None = None,
+        quick: bool = False,
+        progress: bool = True,
+        tail: str | None = None,
+        tell: Callable[[str], None] = lambda message: None,
+        fabric: Fabric | None = None,
+    ) -> None:
+        self.out, self.seeds, self.quick, self.progress, self.tail = out, tuple(seeds), quick, progress, tail
+        self.training = dict(training or {})
+        self.tell, self.fabric = tell, fabric
+        self._load, self._suites = load, dict[str, Suite]()
+
+    def suite(self, **changes: Any) -> Suite:
+        """The suite, or a form of it through other layers or another backbone."""
+        key = json.dumps(changes, sort_keys=True, default=str)
+        if key not in self._suites:
+            self._suites[key] = self._load(**changes)
+        return self._suites[key]
+
+    def run(self, trials: Sequence[Trial], suite: Suite | None = None) -> pd.DataFrame:
+        """Every trial with every seed: the frame of `evaluate`, with the trials' names and keys."""
+        suite = suite or self.suite()
+        frames, start, spent = [], time.monotonic(), 0
+        total = len(trials) * len(self.seeds)
+        for number, (trial, seed) in enumerate(((t, s) for t in trials for s in self.seeds), start=1):
+            ensemble, chosen, where = self._prepare(trial, seed, suite)
+            folder = self.out / "runs" / self._name(trial, seed, suite, chosen, where, ensemble)
+            if not self._done(folder, suite):
+                left = ""
+                if spent:
+                    seconds = (time.monotonic() - start) / spent * (total - number + 1)
+                    left = f", at most {_duration(seconds)} left"
+                self.tell(f"  run {number} of {total}: {trial.name}, seed {seed}{left}")
+                self._train(folder, trial, seed, suite, ensemble, chosen, where)
+                spent += 1
+            frame = tables.read(folder / JUDGED)
+            frames.append(frame.assign(trial=trial.name, run=str(folder), **trial.key))
+        return pd.concat(frames, ignore_index=True)
+
+    def _prepare(self, trial: Trial, seed: int, suite: Suite) -> tuple[Ensemble, dict[str, Any], FeatureSet | None]:
+        recipe = methods.get(trial.method)
+        members = recipe.members or trial.members
+        ensemble = pipeline.new_ensemble(suite.train, members, tail=trial.tail or self.tail, seed=seed)
+        given = {**self.training, **trial.options}
+        if trial.diversity is not None:
+            given["diversity"] = trial.diversity
+        active = trial.active or recipe.active
+        chosen = pipeline.settings_for(trial.method, members, given)
+        if trial.active is not None:
+            # everybody makes the same number of steps, however many are drawn
+            chosen |= {"active": active, "epochs": -(-given.get("epochs", 10) * members // (active or members))}
+        where = (trial.disagreement or suite.disagreement) if recipe.takes_set else None
+        return ensemble, chosen, where
+
+    def _name(
+        self,
+        trial: Trial,
+        seed: int,
+        suite: Suite,
+        chosen: Mapping[str, Any],
+        where: FeatureSet | None,
+        ensemble: Ensemble,
+    ) -> str:
+        facts = {
+            "train": suite.train.fingerprint,
+            "disagreement": None if where is None else where.fingerprint,
+            "tail": ensemble.about,
+            "settings": {key: chosen[key] for key in sorted(chosen)},
+            "members": len(ensemble),
+            "seed": seed,
+        }
+        digest = hashlib.sha256(json.dumps([trial.method, facts], sort_keys=True).encode()).hexdigest()
+        return f"{trial.method}-M{len(ensemble)}-seed{seed}-{digest[:10]}"
+
+    def _done(self, folder: Path, suite: Suite) -> bool:
+        return (folder / JUDGED).is_file() and read_json(folder / "judged.json") == _judged_on(suite)
+
+    def _train(
+        self,
+        folder: Path,
+        trial: Trial,
+        seed: int,
+        suite: Suite,
+        ensemble: Ensemble,
+        chosen: Mapping[str, Any],
+        where: FeatureSet | None,
+    ) -> None:
+        fit(
+            ensemble, suite.train, trial.method, **chosen, disagreement=where, seed=seed, out=folder,
+            progress=self.progress, fabric=self.fabric,
+        )  # fmt: skip
+        run = Run.open(folder)
+        frame = evaluate(
+            ensemble, suite.sets, about=run.about, classes=suite.train.classes, backbone=run.settings["backbone"],
+            held_out=suite.held_out, progress=self.progress,
+        )  # fmt: skip
+        tables.write(frame, folder / JUDGED)
+        write_json(folder / "judged.json", _judged_on(suite))
+
+
+def _judged_on(suite: Suite) -> dict[str, Any]:
+    """What a run's numbers depend on besides the run."""
+    kept = None if suite.held_out is None else suite.held_out.fingerprint
+    sets = {s.name: [s.role, s.features.fingerprint, list(s.subset or ())] for s in suite.sets}
+    return {"sets": sets, "held_out": kept, "scores": sorted(scores.SCORES)}
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,273 @@
+"""extract(): images through a frozen trunk, once ever, into a feature folder.
+
+    images = ImageSet.find("photos")
+    features = extract(images, backbones.create("lite0"), "features")
+
+Images are read and resized in worker processes while the trunk runs. The work is cut into shards by image number,
+so that a killed extraction loses only the shard in flight, and any number of processes gives the same shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from lightning.fabric import Fabric
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from dissensus._core.errors import DataError, DissensusError
+from dissensus.backbones import Backbone, engines
+from dissensus.features import FeatureSet
+from dissensus.features.extraction import Extraction
+from dissensus.features.loader import Job, Reader, Views, default_workers, explained_deaths
+from dissensus.images import ImageSet, corruptions
+
+__all__ = ["extract"]
+
+
+def extract(
+    images: ImageSet,
+    backbone: Backbone,
+    out: str | os.PathLike[str],
+    *,
+    augment: int = 0,
+    corruption: str | None = None,
+    severity: int = 1,
+    seed: int = 0,
+    batch_size: int = 64,
+    workers: int | None = None,
+    engine: str = "eager",
+    dtype: str = "float16",
+    shard_images: int = 4096,
+    max_bad: float = 0.01,
+    strict: bool = False,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+) -> FeatureSet:
+    """Run every image through the trunk and write the features; what `out` holds of them already is kept.
+
+    Args:
+        images: what to extract.
+        backbone: whose trunk to run.
+        out: a new or empty folder, or one in which the same extraction was begun or finished.
+        augment: passes over the images with random crops and flips, one for each epoch of training; 0: one pass of
+            centre crops.
+        corruption: one of ImageNet-C's; None: images as they are.
+        severity: of the corruption, 1 to 5.
+        seed: decides crops, flips and corruptions.
+        batch_size: images at once through the trunk.
+        workers: processes that read images; None: one a core, at most 8; 0: none but this one.
+        engine: eager, or onnx, which is faster on CPUs.
+        dtype: float16 or float32 on disk.
+        shard_images: images a shard; what a kill can cost at most.
+        max_bad: share of images that may be unreadable; they are left out and listed in bad.tsv.
+        strict: fail at the first unreadable image.
+        progress: show a progress bar when stderr is a terminal.
+        fabric: Lightning Fabric, launched, for other devices or several processes, which share the shards.
+    """
+    _check(augment, corruption, severity, seed, batch_size, workers, dtype, shard_images, max_bad)
+    fabric = fabric or Fabric(devices=1)
+    folder, passes = Path(out), max(1, augment)
+    jobs = [
+        Job(number, turn, range(start, min(start + shard_images, len(images))))
+        for number, (turn, start) in enumerate(
+            (turn, start) for turn in range(passes) for start in range(0, len(images), shard_images)
+        )
+    ]
+    plan = {
+        "backbone": backbone.describe(),
+        "images": images.fingerprint,
+        "augment": augment,
+        "corruption": None if corruption is None else [corruption.replace("-", "_"), severity],
+        # where nothing is random another seed changes nothing
+        "seed": seed if augment or corruption else None,
+        "engine": engine,
+        "precision": str(fabric._precision.precision),
+        "dtype": dtype,
+        "shard_images": shard_images,
+    }
+    work = Extraction(folder, plan, len(jobs), passes)
+    if workers is None:
+        workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
+    views = Views(images, backbone.transform, augment > 0, corruption, severity, seed)
+    allowed = 0 if strict else int(round(max_bad * len(images), 6))  # 0.29 * 100 is 28.999999999999996
+    with _claimed(work, fabric):
+        if not work.finished:
+            with _failing_together(work, fabric), work.stopping():
+                run = engines.create(engine, backbone, fabric.device)
+                _fill(work, jobs, Reader(views, batch_size, workers), run, dtype, allowed, strict, progress, fabric)
+            with _failing_together(work, fabric):
+                if fabric.is_global_zero:
+                    _refuse_bad(work, dict(work.bad()), allowed, len(images), strict)  # of all processes
+                    columns = ["labels"] * (images.labels is not None) + ["groups"] * (images.groups is not None)
+                    work.finish(
+                        {
+                            "columns": (*columns, "features"),
+                            "shape": backbone.shape,
+                            "dtype": dtype,
+                            "classes": images.classes,
+                            "group_names": images.group_names,
+                            "provenance": {**work.plan, "passes": passes},
+                        }
+                    )
+    return FeatureSet.open(folder)
+
+
+def _fill(
+    work: Extraction,
+    jobs: Sequence[Job],
+    reader: Reader,
+    run: engines.Engine,
+    dtype: str,
+    allowed: int,
+    strict: bool,
+    progress: bool,
+    fabric: Fabric,
+) -> None:
+    """Make the shards that are missing, as far as other processes leave them to this one."""
+    images, bad = reader.views.images, dict(work.bad())
+    _refuse_bad(work, bad, allowed, len(images), strict)
+    todo = [job for job in jobs if work.receipt(job.number) is None]
+    total, left = (sum(len(job.images) for job in some) for some in (jobs, todo))
+    bar = tqdm(
+        total=total,
+        initial=total - left,
+        desc=f"extract {work.folder.name}",
+        unit="image",
+        smoothing=0.05,
+        leave=False,
+        dynamic_ncols=True,
+        disable=None if progress and fabric.is_global_zero else True,
+    )
+    rows: list[int] = []
+    parts: list[NDArray[Any]] = []
+    here: list[tuple[str, str]] = []
+    reading = reader(job for job in todo if work.take(job.number))
+    with bar, explained_deaths(), contextlib.closing(reading):
+        for batch in reading:
+            if batch.rows:
+                with fabric.autocast():
+                    features = run(torch.from_numpy(batch.pixels))
+                _refuse_values(features, dtype, [images.names[i] for i in batch.rows])
+                parts.append(features.numpy().astype(dtype))
+            rows += batch.rows
+            here += batch.bad
+            bad.update(batch.bad)
+            _refuse_bad(work, bad, allowed, len(images), strict)
+            if batch.last:
+                codes = {"labels": images.labels, "groups": images.groups}
+                tensors = {kind: values[rows] for kind, values in codes.items() if values is not None}
+                none = np.empty((0, 1), dtype)
+                work.write(batch.shard, {**tensors, "features": np.concatenate(parts) if parts else none}, here)
+                rows, parts, here = [], [], []
+            # the others get on as fast, more or less
+            bar.update(min(batch.size * fabric.world_size, total - bar.n))
+            if bad:
+                bar.set_postfix_str(f"{len(bad)} bad", refresh=False)
+            if work.stopped:
+                return
+
+
+def _refuse_bad(work: Extraction, bad: Mapping[str, str], allowed: int, images: int, strict: bool) -> None:
+    if len(bad) <= allowed:
+        return
+    name, reason = next(iter(bad.items()))
+    if strict:
+        raise DataError(f"every image must be readable; {name} is not ({reason}): mend it, or leave out --strict")
+    where = work.list_bad(list({**dict(work.bad()), **bad}.items()))
+    raise DataError(
+        f"at most {allowed} of {images} images may be unreadable; {len(bad)} are so far, such as {name} ({reason}): "
+        f"see {where}; raise --max-bad to go on without them, or mend them and choose another folder"
+    )
+
+
+def _refuse_values(features: Tensor, dtype: str, names: Sequence[str]) -> None:
+    """Refuse features (B, ...) that are not finite in `dtype`, by the names of their images."""
+    limit = torch.finfo(getattr(torch, dtype)).max
+    peaks = features.flatten(1).abs().amax(1)
+    for i in (~(peaks <= limit)).nonzero().flatten().tolist()[:1]:  # NaN compares false
+        if peaks[i].isfinite():
+            raise DataError(
+                f"{dtype} holds values up to {limit:g}; the features of {names[i]} reach {peaks[i]:g}: use "
+                "--dtype float32"
+            )
+        raise DataError(f"features must be finite; those of {names[i]} are not: check the weights, or the --precision")
+
+
+@contextlib.contextmanager
+def _claimed(work: Extraction, fabric: Fabric) -> Iterator[None]:
+    """The first process takes the folder for all of them."""
+    with contextlib.ExitStack() as stack:
+        with _failing_together(work, fabric):
+            if fabric.is_global_zero:
+                stack.enter_context(work.claimed())
+        with _failing_together(work, fabric):
+            if not fabric.is_global_zero:
+                stack.enter_context(work.joined())
+        yield
+
+
+@contextlib.contextmanager
+def _failing_together(work: Extraction, fabric: Fabric) -> Iterator[None]:
+    """Wait for all processes; a mistake that one of them meets is every process' mistake."""
+    problem: DissensusError | None = None
+    try:
+        yield
+    except DissensusError as error:
+        problem = error
+    except OSError as error:
+        problem = DataError(
+            f"cannot write {error.filename or work.folder}, {error.strerror or error}: check its rights and the space "
+            "left, or choose another folder"
+        )
+        problem.__cause__ = error
+    if fabric.world_size > 1:
+        told: list[str] = [""] * fabric.world_size
+        try:
+            torch.distributed.all_gather_object(told, str(problem or ""))
+        except RuntimeError as error:
+            raise problem or DissensusError(
+                "all processes of a command must live to its end; one was killed: give the same command again"
+            ) from error
+        problem = problem or next((DataError(text) for text in told if text), None)
+    if problem is not None:
+        raise problem
+
+
+def _check(
+    augment: int,
+    corruption: str | None,
+    severity: int,
+    seed: int,
+    batch_size: int,
+    workers: int | None,
+    dtype: str,
+    shard_images: int,
+    max_bad: float,
+) -> None:
+    if corruption is not None:
+        # once here, where whatever is missing is told in one line; in a worker it would be a traceback
+        corruptions.corrupt(Image.new("RGB", (32, 32)), corruption, severity, 0)
+    elif severity != 1:
+        raise DissensusError(f"severity is of a corruption; got severity={severity} and none: add --corruption")
+    rules = {
+        "augment must be at least 0": (augment, augment >= 0),
+        "seed must be within 0..2147483647": (seed, 0 <= seed < 2**31),
+        "batch_size must be at least 1": (batch_size, batch_size >= 1),
+        "workers must be at least 0": (workers, workers is None or workers >= 0),
+        "dtype must be float16 or float32": (dtype, dtype in ("float16", "float32")),
+        "shard_images must be at least 1": (shard_images, shard_images >= 1),
+        "max_bad must be a share within 0..1": (max_bad, 0 <= max_bad <= 1),
+    }
+    for rule, (value, holds) in rules.items():
+        if not holds:
+            raise DissensusError(f"{rule}; got {value}")

@@ -1,0 +1,1 @@
+"""Pure functions of tensors: losses, scores, aggregates, metrics, conformal calibration."""

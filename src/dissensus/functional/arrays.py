@@ -1,0 +1,93 @@
+"""Array-likes from outside, checked: features (N, ...), labels and groups (N,)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from dissensus._core.errors import DataError
+
+MAX_UNNAMED = 1_000_000  # one stray label must not create a billion class names
+
+Array = NDArray[Any]
+Values = Tensor | ArrayLike
+
+
+def to_numpy(values: Values) -> Array:
+    """Any array-like -> numpy, without a copy where numpy knows the dtype."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    known = not values.is_floating_point() or values.dtype in (torch.float16, torch.float32, torch.float64)
+    return (values if known else values.float()).numpy()
+
+
+def to_float32(rows: Array) -> Tensor:
+    """(n, ...) of any float dtype -> float32 tensor; shares memory where it can."""
+    if not (rows.flags.writeable and rows.flags.c_contiguous):
+        rows = rows.copy()  # torch warns of read-only arrays and refuses negative strides
+    return torch.from_numpy(rows).float()
+
+
+def check_features(features: Values, *, dtype: str = "float32", first: int = 0) -> Array:
+    """(N, ...) -> the same as float16, float32 or float64, every value finite in `dtype`.
+
+    `first` is the number that messages give to row 0.
+    """
+    array = to_numpy(features)
+    if array.ndim < 2:
+        raise DataError(f"features must be (N, ...); got {array.shape}: for one row use features[None]")
+    if 0 in array.shape[1:]:
+        raise DataError(f"features need at least one value a row; got {array.shape}: check what made them")
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"features must be real numbers; got {array.dtype}: convert them to float32")
+        array = array.astype(np.float32)
+    limit = float(np.finfo(dtype).max)
+    step = max(1, 2**22 // int(np.prod(array.shape[1:])))
+    for start in range(0, len(array), step):
+        low, high = torch.aminmax(to_float32(array[start : start + step]))
+        if not (-limit <= low and high <= limit):  # NaN compares false
+            _refuse_values(array, limit, first, step)
+    return array
+
+
+def _refuse_values(array: Array, limit: float, first: int, step: int) -> None:
+    chunks = (to_float32(array[start : start + step]) for start in range(0, len(array), step))
+    peaks = torch.cat([chunk.flatten(1).abs().amax(1) for chunk in chunks])
+    if len(bad := (~peaks.isfinite()).nonzero()):
+        raise DataError(
+            f"features must be finite in float32; {len(bad)} of {len(array)} rows hold NaN or inf, "
+            f"the first is row {first + int(bad[0])}: remove them or correct what made them"
+        )
+    row = int((peaks > limit).nonzero()[0])
+    raise DataError(f"float16 holds values up to 65504; row {first + row} reaches {peaks[row]:g}: use dtype='float32'")
+
+
+def check_codes(
+    kind: str, values: Values, rows: int, names: Sequence[str] | None, *, first: int = 0
+) -> NDArray[np.int64]:
+    """The "labels" or "groups" (`kind`) of `rows` rows -> (rows,) int64, each the place of a name."""
+    noun = "classes" if kind == "labels" else "groups"
+    codes = to_numpy(values)
+    if codes.shape != (rows,):
+        raise DataError(f"{kind} must be ({rows},), one a row; got {codes.shape}: pass those of these rows")
+    if codes.dtype.kind not in "iu":
+        raise DataError(f"{kind} must be integers; got {codes.dtype}: number the {noun} 0, 1, 2, ...")
+    limit = MAX_UNNAMED if names is None else len(names)
+    if len(bad := np.flatnonzero((codes < 0) | (codes >= limit))):
+        raise DataError(
+            f"{kind} must lie in 0..{limit - 1} ({limit} {noun}); row {first + int(bad[0])} has "
+            f"{codes[bad[0]]}: correct it or name all {noun}"
+        )
+    return codes.astype(np.int64)
+
+
+def default_names(names: Sequence[str] | None, top: int) -> tuple[str, ...]:
+    """The names given or, for want of them, "0" to str(top)."""
+    return tuple(map(str, range(top + 1) if names is None else names))

@@ -1,0 +1,37 @@
+"""The one tensor layout, checked in one place: logits (M, B, C), member axis first; labels (B,)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dissensus._core.errors import DataError, ShapeError
+
+
+def check_logits(logits: Tensor, *, members: int = 1) -> None:
+    """Refuse what is not (M, B, C) of floating point, with M >= `members` and C >= 2 classes."""
+    shape = tuple(logits.shape)
+    if logits.ndim != 3:
+        one = logits.ndim == 2
+        remedy = "for one sample use logits[:, None]" if one else "members come first, classes last"
+        raise ShapeError(f"logits must be (M, B, C); got {shape}: {remedy}")
+    if shape[0] < members or shape[2] < 2:
+        raise ShapeError(
+            f"logits must be (M, B, C) with M >= {members} members and C >= 2 classes; got {shape}: "
+            "members come first, classes last"
+        )
+    if not logits.is_floating_point():
+        raise DataError(f"logits must be floating point; got {logits.dtype}: use logits.float()")
+
+
+def check_labels(logits: Tensor, labels: Tensor) -> None:
+    """Refuse labels that are not one class index a sample."""
+    if labels.shape != logits.shape[1:2]:
+        raise ShapeError(f"labels must be ({logits.shape[1]},), one a sample; got {tuple(labels.shape)}")
+    if labels.is_floating_point():
+        raise DataError(f"labels must be integer class indices; got {labels.dtype}: use labels.long()")
+
+
+def full_precision(logits: Tensor) -> Tensor:
+    """Float32 for anything narrower; float32 and float64 as they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

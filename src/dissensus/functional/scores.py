@@ -1,0 +1,229 @@
+"""OODness of a sample, read from the logits of the members: higher = more OOD, always.
+
+Every score takes finite logits (M, B, C) and returns (B,). p^m is the softmax of member m; "the paper" is
+Scalable Ensemble Diversification. Half precision is computed in float32, float64 stays float64. `SCORES`
+holds them by name, and your own joins them with the same decorator:
+
+>>> @register
+... def spread(logits):
+...     return logits.std(dim=0).mean(dim=-1)
+>>> get("spread")(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
+tensor([1.4142])
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dissensus._core.errors import DissensusError, ShapeError, UnknownNameError
+from dissensus.functional.checks import check_logits, full_precision
+
+__all__ = [
+    "SCORES",
+    "Score",
+    "a2d",
+    "average_energy",
+    "average_entropy",
+    "average_max_logit",
+    "average_max_prob",
+    "bma",
+    "ensemble_entropy",
+    "get",
+    "mutual_information",
+    "pds",
+    "register",
+    "unique",
+]
+
+Score = Callable[..., Tensor]
+"""Logits (M, B, C), and options by keyword, to (B,); higher = more OOD."""
+
+SCORES: dict[str, Score] = {}
+"""Every registered score by its name."""
+
+# 4 MB of float32: entropies run 2x faster than with chunks of 2**23, which no cache holds.
+CHUNK_ELEMENTS = 2**20
+
+_S = TypeVar("_S", bound=Callable[..., Tensor])
+
+
+def register(score: _S) -> _S:
+    """Add a function of logits to `SCORES` under its own name; returns it checked, upcast and chunked.
+
+    The function is called with float32 or float64 logits (M, b, C), a part of the batch at a time, and must
+    treat each sample by itself: (b,) out. So temporaries stay bounded, however large the logits; these may be
+    memory-mapped.
+    """
+    name = score.__name__
+    if name in SCORES:
+        raise DissensusError(f"a score needs a name of its own; {name!r} is taken: rename the function")
+
+    @functools.wraps(score)
+    def chunked(logits: Tensor, *args: Any, **options: Any) -> Tensor:
+        check_logits(logits)
+        M, B, C = logits.shape
+        rows = max(1, CHUNK_ELEMENTS // (M * max(M, C)))  # a table of member pairs is (M, b, M)
+        parts = []
+        for start in range(0, max(B, 1), rows):
+            chunk = full_precision(logits[:, start : start + rows])
+            part = score(chunk, *args, **options)
+            if part.shape != chunk.shape[1:2]:
+                raise ShapeError(
+                    f"score {name!r} must return (B,); got {tuple(part.shape)} for logits "
+                    f"{tuple(chunk.shape)}: reduce members and classes, keep samples"
+                )
+            parts.append(part)
+        return torch.cat(parts)
+
+    SCORES[name] = chunked
+    return cast(_S, chunked)
+
+
+def get(name: str) -> Score:
+    """The score of that name; an unknown one is refused with the nearest known."""
+    if name not in SCORES:
+        raise UnknownNameError("score", name, SCORES)
+    return SCORES[name]
+
+
+@register
+def pds(logits: Tensor, *, normalize: bool = False) -> Tensor:
+    """Predictive Diversity Score: how many classes the members name between them.
+
+    sum_c max_m p^m_c: (M, B, C) -> (B,), within [1, min(M, C)]; where members are certain, the number of
+    distinct predictions. `normalize` divides by C, as in Eq. 8 of the paper; its tables print the sum.
+    """
+    M, _, C = logits.shape
+    total = logits.softmax(dim=-1).amax(dim=0).sum(dim=-1).clamp(1, min(M, C))
+    return total / C if normalize else total
+
+
+@register
+def bma(logits: Tensor) -> Tensor:
+    """Bayesian model average: how unsure the mean prediction is.
+
+    1 - max_c mean_m p^m_c: (M, B, C) -> (B,), within [0, 1 - 1/C]. Eq. 7 of the paper, turned so that higher
+    is more OOD.
+    """
+    probs = logits.softmax(dim=-1).mean(dim=0)
+    # the sum of the other classes, not 1 - max, which is 0 for every sample surer than 1 - 6e-8
+    return probs.scatter_(-1, probs.argmax(dim=-1, keepdim=True), 0).sum(dim=-1)
+
+
+@register
+def a2d(logits: Tensor) -> Tensor:
+    """A2D score: how strongly pairs of members disagree.
+
+    Mean over ordered pairs m != l of log(p^m_y (1 - p^l_y) + p^l_y (1 - p^m_y)), y = argmax p^m, which is
+    minus A2D, Eq. 2 of the paper: (M, B, C) -> (B,), within (-inf, 0]. Computed from logarithms, so it is
+    exact and finite however sure the members are. A lone member is paired with itself, as two identical
+    members would be: log(2 p (1 - p)) with p its largest probability.
+    """
+    M = len(logits)
+    top, y, against = _odds_against_top(logits)
+    log_top, log_rest = F.logsigmoid(-against), F.logsigmoid(against)  # log p, log(1 - p) at the own argmax
+    if M == 1:
+        return (log_top + log_rest).squeeze(0) + math.log(2)
+
+    # [l, b, m]: member l at the class that member m predicts
+    classes = y.T.expand(M, -1, -1)
+    log_p = logits.gather(-1, classes) - top.unsqueeze(-1) + log_top.unsqueeze(-1)
+    # the clamp touches only the branch not taken, where p may be 1 and the gradient infinite
+    elsewhere = torch.log1p(-log_p.clamp(max=-math.log(2)).exp())
+    log_not_p = torch.where(classes == y.unsqueeze(-1), log_rest.unsqueeze(-1), elsewhere)
+
+    one_right = torch.logaddexp(log_p + log_rest.T, log_not_p + log_top.T)
+    itself = torch.eye(M, dtype=torch.bool, device=logits.device).unsqueeze(1)
+    return one_right.masked_fill(itself, 0).sum(dim=(0, 2)) / (M * (M - 1))
+
+
+@register
+def average_energy(logits: Tensor) -> Tensor:
+    """Free energy, averaged over members (Liu et al., 2020): -mean_m log sum_c exp z^m_c.
+
+    (M, B, C) -> (B,), any real number.
+    """
+    return -logits.logsumexp(dim=-1).mean(dim=0)
+
+
+@register
+def average_entropy(logits: Tensor) -> Tensor:
+    """How unsure the members are, each by itself: mean_m H(p^m).
+
+    (M, B, C) -> (B,), within [0, log C]; blind to disagreement between members that are sure.
+    """
+    return _member_entropy(logits.log_softmax(dim=-1)).mean(dim=0)
+
+
+@register
+def average_max_prob(logits: Tensor) -> Tensor:
+    """How unsure the members' predictions are: 1 - mean_m max_c p^m_c.
+
+    (M, B, C) -> (B,), within [0, 1 - 1/C]; blind to disagreement between members that are sure.
+    """
+    return _odds_against_top(logits)[2].sigmoid().mean(dim=0)
+
+
+@register
+def average_max_logit(logits: Tensor) -> Tensor:
+    """Largest logit, averaged over members and negated: -mean_m max_c z^m_c.
+
+    (M, B, C) -> (B,), any real number.
+    """
+    return -logits.amax(dim=-1).mean(dim=0)
+
+
+@register
+def ensemble_entropy(logits: Tensor) -> Tensor:
+    """How unsure the mean prediction is: H(mean_m p^m).
+
+    (M, B, C) -> (B,), within [0, log C]; average_entropy + mutual_information.
+    """
+    probs = logits.softmax(dim=-1).mean(dim=0)
+    return -torch.xlogy(probs, probs).sum(dim=-1)
+
+
+@register
+def mutual_information(logits: Tensor) -> Tensor:
+    """What the members' disagreement adds to their uncertainty: H(mean_m p^m) - mean_m H(p^m).
+
+    (M, B, C) -> (B,), within [0, log min(M, C)]. Both entropies are the sample's own; the code released with
+    the paper subtracts the batch mean of the second.
+    """
+    log_probs = logits.log_softmax(dim=-1)
+    probs = log_probs.exp().mean(dim=0)
+    together = -torch.xlogy(probs, probs).sum(dim=-1)
+    return (together - _member_entropy(log_probs).mean(dim=0)).clamp(min=0)
+
+
+@register
+def unique(logits: Tensor) -> Tensor:
+    """Number of distinct classes that the members predict (the paper's #unique).
+
+    (M, B, C) -> (B,) int64, within [1, min(M, C)]. A member's tied classes count as its lowest.
+    """
+    predicted = logits.argmax(dim=-1).sort(dim=0).values
+    return (predicted[1:] != predicted[:-1]).sum(dim=0) + 1
+
+
+def _member_entropy(log_probs: Tensor) -> Tensor:
+    """(M, B, C) -> (M, B), within [0, log C]."""
+    negative: Tensor = torch.linalg.vecdot(log_probs.exp(), log_probs)
+    return -negative
+
+
+def _odds_against_top(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest logit, its class, and log((1 - p) / p) of it: (M, B, C) -> three of (M, B).
+
+    The odds come from the other classes' logits: 1 - p itself is 0 in floating point once p is near 1.
+    """
+    top, y = logits.max(dim=-1, keepdim=True)
+    against = (logits - top).scatter_(-1, y, -torch.inf).logsumexp(dim=-1)
+    return top.squeeze(-1), y.squeeze(-1), against

@@ -1,0 +1,5 @@
+"""Tails and the ensemble that stacks them."""
+
+from dissensus.models.ensemble import Ensemble
+
+__all__ = ["Ensemble"]

@@ -1,0 +1,1 @@
+"""Training: methods, options, the step, and the folder of a run."""

@@ -1,0 +1,106 @@
+"""Logbook: how training goes, as a progress bar, lines of metrics.jsonl and TensorBoard events."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dissensus._core.errors import DissensusError
+from dissensus.training.options import Settings
+from dissensus.training.run import Run
+from dissensus.training.step import STATISTICS
+
+
+class Logbook:
+    """Adds up STATISTICS step by step; writes their means every few steps and every epoch.
+
+    Its sums are part of the checkpoint, so a resumed run writes the lines that an unbroken one would.
+    """
+
+    def __init__(
+        self, settings: Settings, per_epoch: int, log_every: int, device: torch.device, run: Run | None
+    ) -> None:
+        self.settings, self.per_epoch, self.log_every, self.run = settings, per_epoch, log_every, run
+        self.steps = per_epoch * settings.epochs
+        # since the last line, since the epoch began: sums of STATISTICS, and how many steps they are of
+        self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=torch.float64, device=device)
+        self.seconds = torch.zeros(2, dtype=torch.float64)
+        self.bar: tqdm[Any] | None = None
+        self.events: Any = None
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the logbook."""
+        return {"log.sums": self.sums, "log.seconds": self.seconds}
+
+    def open(self, start: int, *, progress: bool, tensorboard: bool) -> None:
+        """Begin after `start` steps: rewind the file, open the bar and the event file."""
+        self.clock = self.shown = time.monotonic()
+        self.bar = tqdm(
+            total=self.steps, initial=start, desc=self.settings.method, unit="step", dynamic_ncols=True,
+            disable=None if progress else True, leave=False,
+        )  # fmt: skip
+        if self.run is None:
+            return
+        self.run.rewind(start)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(self.run.folder / "tensorboard"), purge_step=start)
+
+    def add(self, done: int, statistics: Tensor) -> None:
+        """Take in the statistics (5,) of a step, the `done`-th."""
+        self.sums[:, :-1] += statistics
+        self.sums[:, -1] += 1
+        now = time.monotonic()
+        self.seconds += now - self.clock
+        self.clock = now
+        at_epoch = done % self.per_epoch == 0
+        at_line = at_epoch or done % self.per_epoch % self.log_every == 0
+        if self.bar is not None:
+            self.bar.update()
+            if not self.bar.disable and (now - self.shown > 0.2 or done == self.steps):
+                means = self._means(0)
+                self.bar.set_postfix({name: f"{value:.3g}" for name, value in means.items()}, refresh=False)
+                self.shown = now
+        if at_line:
+            self._write("step", done, 0)
+        if at_epoch:
+            self._write("epoch", done, 1)
+
+    def check(self, done: int) -> None:
+        """Stop a run whose loss has left the numbers, before its weights are saved."""
+        loss = float(self.sums[:, 0].sum())
+        if not math.isfinite(loss):
+            s = self.settings
+            raise DissensusError(
+                f"the loss is not finite by step {done}: lower lr ({s.lr:g}) or diversity ({s.diversity:g}), "
+                f"or limit the gradient with clip (now {s.clip})"
+            )
+
+    def _means(self, row: int) -> dict[str, float]:
+        return dict(zip(STATISTICS, (self.sums[row, :-1] / self.sums[row, -1]).tolist(), strict=True))
+
+    def _write(self, kind: str, done: int, row: int) -> None:
+        self.check(done)
+        means = self._means(row)
+        if self.run is not None:
+            lr = self.settings.lr * self.settings.factor(done, self.steps)
+            place = {"kind": kind, "step": done, "epoch": done / self.per_epoch, "lr": lr}
+            self.run.log({**place, **means, "seconds": round(float(self.seconds[row]), 4)})
+        if self.events is not None:
+            for name, value in means.items():
+                self.events.add_scalar(f"{kind}/{name}", value, done)
+        self.sums[row] = 0
+        self.seconds[row] = 0
+
+    def close(self) -> None:
+        """Close the bar and the event file."""
+        if self.bar is not None:
+            self.bar.close()
+        if self.events is not None:
+            self.events.close()

@@ -1,0 +1,85 @@
+"""METHODS: the rows of the paper's tables, each a recipe in a few words.
+
+A recipe says what members disagree on and how they are drawn; how long and how fast they train is the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dissensus._core.errors import UnknownNameError
+from dissensus.functional.losses.sed import Regulariser
+
+
+@dataclass(frozen=True)
+class Method:
+    """How an ensemble is trained, beyond cross-entropy for every member."""
+
+    summary: str
+    regulariser: Regulariser | None = None  # the disagreement term; None: cross-entropy only
+    disagree_on: Literal["hard", "set", "unsure"] = "hard"
+    """hard: training samples weighed by hardness (SED); set: an unlabelled feature set of the user's;
+    unsure: training samples on which a first member's confidence stays below a threshold."""
+    active: int | None = None  # members drawn for a batch; None: all of them
+    order: Literal["shared", "own"] = "shared"  # own: every member shuffles the training set its own way
+    spread: bool = False  # every member draws its own learning rate, weight decay and label smoothing
+    members: int | None = None  # the only number of members that makes sense, where there is one
+
+    @property
+    def takes_set(self) -> bool:
+        """Whether it needs a disagreement set from the user."""
+        return self.regulariser is not None and self.disagree_on == "set"
+
+
+METHODS: Mapping[str, Method] = {
+    "single": Method("one member, cross-entropy: the baseline", members=1),
+    "deep-ensemble": Method("members trained apart, each from its own start in its own batch order", order="own"),
+    "diverse-hps": Method("a deep ensemble whose members differ in hyper-parameters too", order="own", spread=True),
+    "a2d": Method("all pairs disagree (A2D) on a disagreement set", regulariser="a2d", disagree_on="set"),
+    "divdis": Method(
+        "all pairs are independent (DivDis) on a disagreement set", regulariser="divdis", disagree_on="set"
+    ),
+    "sed-a2d": Method("drawn pairs disagree (A2D) on the hard training samples", regulariser="a2d", active=2),
+    "sed-divdis": Method("drawn pairs are independent (DivDis) on the hard samples", regulariser="divdis", active=2),
+    "two-stage": Method(
+        "drawn pairs disagree (A2D) on samples a first model is unsure of",
+        regulariser="a2d",
+        disagree_on="unsure",
+        active=2,
+    ),
+}
+
+
+def get(name: str) -> Method:
+    """Look a method up by name; an unknown one is refused with the nearest suggested."""
+    if name not in METHODS:
+        raise UnknownNameError("method", name, METHODS)
+    return METHODS[name]
+
+
+class Spread(NamedTuple):
+    """Hyper-parameters, one a member (M,)."""
+
+    lr: Tensor
+    weight_decay: Tensor
+    label_smoothing: Tensor
+
+
+def spread(members: int, lr: float, weight_decay: float, label_smoothing: float, seed: int) -> Spread:
+    """Hyper-parameters in the manner of Wenzel et al. 2020: log-uniform around the given ones, one draw a member.
+
+    Learning rate within a factor of 3 either way, weight decay within a factor of 10, label smoothing up to 0.2
+    more than given.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand(3, members, generator=generator, dtype=torch.float64)
+    return Spread(
+        lr=lr * 3 ** (2 * draw[0] - 1),
+        weight_decay=weight_decay * 10 ** (2 * draw[1] - 1),
+        label_smoothing=(label_smoothing + 0.2 * draw[2]).clamp_max(0.9),
+    )

@@ -1,0 +1,183 @@
+"""Optimisers over stacked members: a step reads and writes only the active slices, weights and moments alike.
+
+The arithmetic is PyTorch's own (its functional AdamW and SGD kernels), applied to views of the active members,
+so a step costs the same whatever M is. Every member has its own step count, learning rate and weight decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from dissensus._core.errors import DissensusError, UnknownNameError
+
+FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+class Optimiser(Protocol):
+    """What the trainer needs of an optimiser over stacked members."""
+
+    def step(self, members: Sequence[int], grads: Mapping[str, Tensor], factor: float = 1.0) -> None:
+        """Update these members (A of them) from gradients (A, ...), with learning rates times `factor`."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything to save for an exact resume, as named tensors that share memory with the optimiser."""
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019) for stacked parameters, name -> (M, ...)."""
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        lr: float | Tensor,
+        weight_decay: float | Tensor = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        self.params, self.betas, self.eps = _detached(params), betas, eps
+        self.lr, self.weight_decay = _per_member(params, lr, "lr"), _per_member(params, weight_decay, "weight_decay")
+        self.mean = {name: torch.zeros_like(value) for name, value in self.params.items()}
+        self.square = {name: torch.zeros_like(value) for name, value in self.params.items()}
+        self.steps = torch.zeros(len(self.lr), dtype=torch.float32, device=_device(params))
+
+    def step(self, members: Sequence[int], grads: Mapping[str, Tensor], factor: float = 1.0) -> None:
+        """Update these members from gradients (A, ...), with learning rates times `factor`."""
+        for (lr, decay), positions in _groups(members, self.lr, self.weight_decay):
+            chosen = [members[k] for k in positions]
+            # The kernel counts a step for every tensor it is given, a member's tensors share one count.
+            counts = [
+                self.steps[i] if n == 0 else self.steps[i].clone() for i in chosen for n in range(len(self.params))
+            ]
+            adamw(
+                _views(self.params, chosen),
+                _views(grads, positions),
+                _views(self.mean, chosen),
+                _views(self.square, chosen),
+                [],
+                counts,
+                fused=self.steps.device.type in FUSED_DEVICES,
+                amsgrad=False,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                lr=lr * factor,
+                weight_decay=decay,
+                eps=self.eps,
+                maximize=False,
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and step counts by name."""
+        mean = {f"mean.{name}": value for name, value in self.mean.items()}
+        square = {f"square.{name}": value for name, value in self.square.items()}
+        return {**mean, **square, "steps": self.steps}
+
+
+class SGD:
+    """SGD with momentum for stacked parameters, name -> (M, ...); weight decay as an L2 term, as in PyTorch."""
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        lr: float | Tensor,
+        weight_decay: float | Tensor = 0.0,
+        momentum: float = 0.9,
+    ) -> None:
+        self.params, self.momentum = _detached(params), momentum
+        self.lr, self.weight_decay = _per_member(params, lr, "lr"), _per_member(params, weight_decay, "weight_decay")
+        # A zero buffer is the same start as PyTorch's: its first step sets the buffer to the gradient.
+        self.velocity = {name: torch.zeros_like(value) for name, value in self.params.items()}
+
+    def step(self, members: Sequence[int], grads: Mapping[str, Tensor], factor: float = 1.0) -> None:
+        """Update these members from gradients (A, ...), with learning rates times `factor`."""
+        for (lr, decay), positions in _groups(members, self.lr, self.weight_decay):
+            chosen = [members[k] for k in positions]
+            sgd(
+                _views(self.params, chosen),
+                _views(grads, positions),
+                list(_views(self.velocity, chosen)),
+                fused=_device(self.params).type in FUSED_DEVICES,
+                weight_decay=decay,
+                momentum=self.momentum,
+                lr=lr * factor,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """Momentum buffers by name."""
+        return {f"velocity.{name}": value for name, value in self.velocity.items()}
+
+
+OPTIMISERS: dict[str, Callable[[Mapping[str, Tensor], float | Tensor, float | Tensor], Optimiser]] = {
+    "adamw": AdamW,
+    "sgd": SGD,
+}
+
+
+def create(name: str, params: Mapping[str, Tensor], lr: float | Tensor, weight_decay: float | Tensor) -> Optimiser:
+    """Build the optimiser `name` over stacked parameters."""
+    if name not in OPTIMISERS:
+        raise UnknownNameError("optimizer", name, OPTIMISERS)
+    return OPTIMISERS[name](params, lr, weight_decay)
+
+
+def clip(grads: Mapping[str, Tensor], limit: float) -> None:
+    """Scale each member's gradients (A, ...) in place so that their joint norm is at most `limit`."""
+    norms = torch.stack([value.flatten(1).norm(dim=1) for value in grads.values()]).norm(dim=0)
+    factor = (limit / norms.clamp_min(1e-12)).clamp_max(1.0)
+    for value in grads.values():
+        value.mul_(factor.view(-1, *[1] * (value.ndim - 1)))
+
+
+def cosine(step: int, steps: int) -> float:
+    """Half a cosine from 1 at step 0 to 0 after the last step."""
+    return 0.5 * (1 + math.cos(math.pi * step / max(steps, 1)))
+
+
+def _detached(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for name, value in params.items():
+        if not value.is_contiguous():
+            raise DissensusError(f"stacked parameters must be contiguous; {name} is not: use .contiguous()")
+    return {name: value.detach() for name, value in params.items()}
+
+
+def _device(params: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(params.values())).device
+
+
+def _views(tensors: Mapping[str, Tensor], members: Sequence[int]) -> list[Tensor]:
+    # contiguous: the fused kernels read memory in order, whatever the strides say
+    return [value[i].contiguous() for i in members for value in tensors.values()]
+
+
+def _groups(
+    members: Sequence[int], lr: Sequence[float], decay: Sequence[float]
+) -> list[tuple[tuple[float, float], list[int]]]:
+    """Positions in `members` that share learning rate and weight decay: one kernel call serves them."""
+    groups: dict[tuple[float, float], list[int]] = {}
+    for position, i in enumerate(members):
+        groups.setdefault((lr[i], decay[i]), []).append(position)
+    return list(groups.items())
+
+
+def _per_member(params: Mapping[str, Tensor], value: float | Tensor, what: str) -> list[float]:
+    """One number a member, on the host: kernels take them as scalars."""
+    count = len(next(iter(params.values())))
+    vector = torch.as_tensor(value, dtype=torch.float64).expand(count) if _scalar(value) else torch.as_tensor(value)
+    if vector.shape != (count,):
+        raise DissensusError(f"{what} must be one number or one a member ({count},); got {tuple(vector.shape)}")
+    if not bool((vector >= 0).all()):
+        raise DissensusError(f"{what} must not be negative; got {vector.min().item():g}")
+    return [float(entry) for entry in vector]
+
+
+def _scalar(value: float | Tensor) -> bool:
+    return not isinstance(value, Tensor) or value.ndim == 0

@@ -1,0 +1,194 @@
+"""One training step: which members, which loss, whose weights move.
+
+Written for one process or many: every rank draws the same members, takes its own part of the batch, and only
+the gradients of the forwarded members are summed across ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeGuard
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from dissensus._core.random import mix
+from dissensus.functional.checks import full_precision
+from dissensus.functional.fused import cross_entropy_a2d
+from dissensus.functional.losses.disagreement import divdis_value_and_grad
+from dissensus.functional.losses.hardness import ensemble_cross_entropy, weigh
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training import methods, optim
+from dissensus.training.options import Settings
+
+STATISTICS = ("loss", "cross_entropy", "disagreement", "hardness", "accuracy")
+
+
+class Batch(NamedTuple):
+    """This rank's part of a batch."""
+
+    x: Tensor  # (B, ...), or (A, B, ...) where every member has its own order
+    labels: Tensor  # (B,) or (A, B)
+    total: int  # samples of the whole batch, over all ranks
+    elsewhere: Tensor | None = None  # (B', ...) unlabelled samples to disagree on
+    elsewhere_total: int = 0
+    # what samples count for, with mean one over the whole batch; None: all the same
+    sample_weight: Tensor | None = None  # of the labels' shape
+    elsewhere_weight: Tensor | None = None  # (B',)
+
+
+class _Loss(NamedTuple):
+    grad: Tensor  # (A, B + B', C)
+    statistics: Tensor  # this rank's share of STATISTICS, to be summed over ranks
+
+
+class Stepper:
+    """Moves the ensemble by one step at a time; holds the optimiser and nothing else that changes."""
+
+    def __init__(self, ensemble: Ensemble, settings: Settings, fabric: Fabric) -> None:
+        self.ensemble, self.settings, self.fabric = ensemble, settings, fabric
+        self.method = methods.get(settings.method)
+        self.params = {name: value.detach() for name, value in ensemble.stacked().items()}
+        self.buffers = dict(ensemble.tail.named_buffers())
+        lr, decay, self.smoothing = self._hyper_parameters()
+        self.optimiser = optim.create(settings.optimizer, self.params, lr, decay)
+        self._scratch = tails.Scratch()
+
+    def _hyper_parameters(self) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
+        s = self.settings
+        if not self.method.spread:
+            return s.lr, s.weight_decay, s.label_smoothing
+        return methods.spread(s.members, s.lr, s.weight_decay, s.label_smoothing, s.seed)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimiser state by name, sharing memory with what is trained."""
+        weights = {f"weight.{name}": value for name, value in self.params.items()}
+        return {**weights, **{f"optimiser.{name}": value for name, value in self.optimiser.state().items()}}
+
+    def draw(self, step: int) -> Tensor:
+        """The active members of a step, in random order; depends on seed and step only."""
+        generator = torch.Generator().manual_seed(mix(self.settings.seed, 1, step))
+        return torch.randperm(self.settings.members, generator=generator)[: self.settings.active]
+
+    def forwarded(self, active: Tensor) -> Tensor:
+        """Who runs and moves in a step: the active members, or all. Batches of members' own come in this order."""
+        everyone = self.settings.main == "all" or len(active) == len(self.ensemble)
+        return torch.arange(len(self.ensemble)) if everyone else active
+
+    def __call__(self, batch: Batch, active: Tensor, factor: float) -> Tensor:
+        """Move the forwarded members by one step; gives this batch's STATISTICS (5,), summed over ranks."""
+        forwarded = self.forwarded(active)
+        params, buffers = self._take(forwarded)
+        x = batch.x if batch.elsewhere is None else torch.cat([batch.x, batch.elsewhere])
+        pairs = None if len(active) == len(forwarded) else active.to(x.device)
+        tail = self.ensemble.tail
+        if self._in_closed_form(tail, batch.x):
+            with torch.no_grad():
+                logits, saved = tail.forward_stacked(params, x, self._scratch)
+                loss = self._loss(logits, batch, pairs, forwarded)
+                made = tail.backward_stacked(params, saved, loss.grad, self._scratch)
+        else:
+            with self.fabric.autocast():
+                logits = self.ensemble.run(params, x, buffers=buffers, own_batch=self.method.order == "own")
+            loss = self._loss(logits.detach(), batch, pairs, forwarded)
+            found = torch.autograd.grad(
+                logits, list(params.values()), loss.grad.to(logits.dtype), allow_unused=True, materialize_grads=True
+            )
+            made = dict(zip(params, found, strict=True))
+        grads = {name: self._sum(grad) for name, grad in made.items()}
+        if self.settings.clip is not None:
+            optim.clip(grads, self.settings.clip)
+        self.optimiser.step(forwarded.tolist(), grads, factor)
+        return self._sum(loss.statistics)
+
+    def _in_closed_form(self, tail: torch.nn.Module, x: Tensor) -> TypeGuard[tails.StackedTail]:
+        """Autocast needs autograd to know what it did; so do features that are not flat."""
+        flat = x.ndim == (3 if self.method.order == "own" else 2)
+        return tails.in_closed_form(tail) and flat and self.settings.precision == "32-true"
+
+    def _take(self, members: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Leaves for autograd: the members' slices, gathered into the same memory every step."""
+        if len(members) == len(self.ensemble):
+            return {name: value.detach().requires_grad_() for name, value in self.params.items()}, self.buffers
+        picked, slots = members.to(self.fabric.device), {}
+        for name, value in self.params.items():
+            room = self._scratch(f"slot {name}", (len(members), *value.shape[1:]), value)
+            slots[name] = torch.index_select(value, 0, picked, out=room).detach().requires_grad_()
+        return slots, {name: value.index_select(0, picked) for name, value in self.buffers.items()}
+
+    def _loss(self, logits: Tensor, batch: Batch, pairs: Tensor | None, forwarded: Tensor) -> _Loss:
+        logits = full_precision(logits)
+        s, own = self.settings, batch.labels.shape[-1]
+        smoothing = self.smoothing[forwarded] if isinstance(self.smoothing, Tensor) else self.smoothing
+        here = logits[:, :own]
+        alpha = weights = None
+        if s.diversity > 0 and self.method.disagree_on == "hard":
+            alpha = self._hardness(here if pairs is None or s.hardness == "all" else here[pairs], batch)
+            if self.method.regulariser == "a2d":
+                weights = s.diversity / 2 * alpha
+        fused = cross_entropy_a2d(
+            here,
+            batch.labels,
+            weights=weights,
+            sample_weight=batch.sample_weight,
+            label_smoothing=smoothing,
+            pairs=pairs,
+            total=batch.total,
+            scratch=self._scratch,
+        )
+        grad, disagreement = fused.grad, _weighed(fused.disagreement, batch.sample_weight).sum() / batch.total
+        added = logits.new_zeros(())
+        if s.diversity > 0 and weights is None:
+            there, count = (here, batch.total) if alpha is not None else (logits[:, own:], batch.elsewhere_total)
+            who = there if pairs is None else there[pairs]
+            value, part = self._regulariser(who, batch.elsewhere_weight if alpha is None else alpha, count)
+            scale = s.diversity / 2 if alpha is None else s.diversity / 2 * self._sum(alpha.sum()) / batch.total
+            disagreement, added, part = value, scale * value, part * scale
+            if pairs is not None:
+                part = torch.zeros_like(there).index_copy_(0, pairs, part)
+            grad = grad + part if alpha is not None else torch.cat([grad, part], dim=1)
+        members = len(fused.top)
+        hits = _weighed(fused.top == batch.labels, batch.sample_weight).sum() / (members * batch.total)
+        hard = alpha.sum() / batch.total if alpha is not None else added.new_zeros(())
+        main = _weighed(fused.cross_entropy, batch.sample_weight).sum() / (members * batch.total)
+        return _Loss(grad, torch.stack([fused.loss + added, main, disagreement, hard, hits]).double())
+
+    def _hardness(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Every sample's hardness, times what the sample itself counts for."""
+        if self.settings.hardness == "all" and len(logits) < len(self.ensemble):
+            with torch.no_grad(), self.fabric.autocast():
+                logits = full_precision(self.ensemble(batch.x))
+        losses = ensemble_cross_entropy(logits, batch.labels)
+        mean = self._sum(_weighed(losses, batch.sample_weight).sum()) / batch.total
+        return _weighed(weigh(losses, mean), batch.sample_weight)
+
+    def _regulariser(self, logits: Tensor, weights: Tensor | None, total: int) -> tuple[Tensor, Tensor]:
+        """This rank's share of the disagreement and its gradient with respect to this rank's logits."""
+        if self.method.regulariser == "a2d":
+            even = logits.new_ones(logits.shape[1])
+            fused = cross_entropy_a2d(logits, None, weights=even if weights is None else weights, total=total)
+            return fused.loss, fused.grad
+        if self.fabric.world_size == 1:
+            return divdis_value_and_grad(logits, weights)
+        # Mutual information is of the whole batch: gather it, with empty places weighing nothing.
+        ranks, local = self.fabric.world_size, logits.shape[1]
+        room = -(-total // ranks) - local
+        padded = torch.nn.functional.pad(logits, (0, 0, 0, room))
+        local_weights = logits.new_ones(local) if weights is None else weights
+        everyone = torch.cat(list(self.fabric.all_gather(padded)), dim=1)
+        heavy = torch.cat(list(self.fabric.all_gather(torch.nn.functional.pad(local_weights, (0, room)))))
+        value, grad = divdis_value_and_grad(everyone, heavy)
+        start = self.fabric.global_rank * (local + room)
+        return value / ranks, grad[:, start : start + local]
+
+    def _sum(self, value: Tensor) -> Tensor:
+        if self.fabric.world_size == 1:
+            return value
+        total = self.fabric.all_reduce(value, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
+
+
+def _weighed(values: Tensor, sample_weight: Tensor | None) -> Tensor:
+    return values if sample_weight is None else values * sample_weight

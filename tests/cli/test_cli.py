@@ -1,0 +1,196 @@
+"""The command line as a user meets it: results on stdout, one line and exit code 2 for a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dissensus import __version__
+from dissensus.cli import VERBS, main
+from tests.commands import refuse, run
+from tests.conftest import blobs
+
+QUICK = ["--epochs", "2", "--batch_size", "64", "--no-progress"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "mine"
+    assert main(["train", "digits", "--out", str(out), *QUICK]) == 0
+    return out
+
+
+def test_train_prints_the_run_folder_and_evaluate_a_table(trained, capsys):
+    code, out, err = run(capsys, "evaluate", trained, "--suite", "digits", "--no-progress")
+    assert code == 0
+    assert "AUROC pds" in out
+    assert "sed-a2d" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "md", "tex"])
+def test_evaluate_prints_every_number_in_other_formats(kind, trained, capsys):
+    code, out, _ = run(capsys, "evaluate", trained, "--suite", "digits", "--format", kind)
+    assert code == 0
+    starts = {"csv": "method,members,active", "json": "[", "md": "| method", "tex": r"\begin{tabular}"}
+    assert out.startswith(starts[kind])
+
+
+def test_evaluate_on_named_feature_sets_and_to_a_file(trained, tmp_path, capsys):
+    from dissensus import suites
+
+    suite = suites.load("digits")
+    sets = {s.name: s.features for s in suite.sets}
+    sets["id"].save(tmp_path / "id")
+    np.savez(tmp_path / "photos.npz", features=sets["photos"].rows(slice(None)).numpy())
+    code, out, err = run(
+        capsys, "evaluate", trained, "--id", tmp_path / "id", "--ood", f"photos={tmp_path / 'photos.npz'}",
+        "--out", tmp_path / "numbers.csv", "--score", "bma",
+    )  # fmt: skip
+    assert code == 0
+    assert "AUROC bma" in out
+    assert "photos" in out
+    assert (tmp_path / "numbers.csv").read_text().startswith("method,")
+    assert "wrote" in err
+
+
+def test_train_from_npz_and_config_with_flags_on_top(tmp_path, capsys):
+    features = blobs()
+    np.savez(tmp_path / "x.npz", features=features.rows(slice(None)).numpy(), labels=features.labels.numpy())
+    (tmp_path / "c.yaml").write_text("method: deep-ensemble\nmembers: 3\nepochs: 2\nlr: 0.5\n")
+    code, out, _ = run(
+        capsys, "train", "--config", tmp_path / "c.yaml", "--lr", "0.01", tmp_path / "x.npz", "--out", tmp_path / "run"
+    )
+    assert code == 0
+    assert out.strip() == str(tmp_path / "run")
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert (settings["method"], settings["members"], settings["lr"]) == ("deep-ensemble", 3, 0.01)
+
+
+def test_flags_are_written_with_hyphens_or_underscores(tmp_path, capsys):
+    code, out, _ = run(capsys, "train", "digits", "--out", tmp_path / "run", "--batch-size=128", "--epochs", "1")
+    assert code == 0
+    assert out.strip() == str(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["batch_size"] == 128
+
+
+@pytest.mark.parametrize("what", ["methods", "scores", "aggregates", "suites", "tails"])
+def test_list(what, capsys):
+    code, out, _ = run(capsys, "list", what)
+    assert code == 0
+    names = [line.split()[0] for line in out.splitlines()]
+    assert {"methods": "sed-a2d", "scores": "pds", "aggregates": "vote", "suites": "digits", "tails": "mlp"}[
+        what
+    ] in names
+    assert all(len(line.split()) > 3 for line in out.splitlines()), "every name is explained"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "digitz", "--out", "{}/run"], "did you mean 'digits'"),
+        (["train", "{}/nowhere", "--out", "{}/run"], "nowhere is none: check the path"),
+        (["train", "digits", "--out", "{}/run", "--method", "sed-a2dd"], "unknown method 'sed-a2dd': did you mean"),
+        (["train", "digits", "--out", "{}/run", "--tail", "lin"], "unknown tail 'lin': did you mean 'linear'"),
+        (["train", "digits", "--out", "{}/run", "--active", "9"], "active=9 with members=5"),
+        (["train", "digits", "--out", "{}/run", "--active", "1"], "nobody to disagree with"),
+        (["train", "digits", "--out", "{}/run", "--epochs", "many"], "--epochs cannot be 'many'"),
+        (["train", "digits", "--out", "{}/run", "--epoch", "3"], "did you mean --epochs?"),
+        (["train", "digits", "--out", "{}/run", "--precision", "8"], "precision must be one of"),
+        (["train", "digits", "--out", "{}/run", "--devices", "0"], "devices and num_nodes must be at least 1"),
+        (["train", "digits", "--out", "{}/run", "--members", "0"], "at least one member"),
+        (["train", "digits", "--out", "{}/run", "--accelerator", "tpu"], "cannot run on accelerator=tpu"),
+        (["train", "digits", "--out", "{}/run", "--members", "100000000000"], "too little memory"),
+        (["train", "digits", "--out", "{}/" + "a" * 300], "File name too long"),
+        (["train", "digits", "--out", ""], "must name something"),
+        (["train", "digits"], "required, but not given: out"),
+        (["evaluate", "{}/nowhere", "--suite", "digits"], "no such folder; train one with"),
+        (["evaluate", "{}", "--suite", "digits"], "is not a run"),
+        (["list", "colours"], "colours"),
+        (["bench", "--cases", "flor"], "did you mean 'floor'"),
+        (["trane"], "trane"),
+        ([], "was not provided"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys):
+    line = refuse(capsys, *[argument.format(tmp_path) for argument in arguments])
+    assert message in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_misuse(trained, tmp_path, capsys):
+    assert "either --suite NAME or --id FEATURES; got neither" in refuse(capsys, "evaluate", trained)
+    both = refuse(capsys, "evaluate", trained, "--suite", "digits", "--ood", "a=b")
+    assert "a suite brings its own sets; got --suite with --ood" in both
+    assert "did you mean 'bma'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--score", "bmaa")
+    assert "did you mean 'soup'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--aggregate", "soop")
+    assert "must end in .csv" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--out", tmp_path / "x.doc")
+    assert "features of width 1280" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
+    assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
+    assert "must differ in method, members" in refuse(capsys, "evaluate", trained, trained, "--suite", "digits")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
+    assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")
+
+
+def test_a_config_that_is_not_text_is_refused(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "YAML file in UTF-8" in refuse(
+        capsys, "train", "digits", "--out", tmp_path / "run", "--config", tmp_path / "c.yaml"
+    )
+
+
+def test_bad_npz_files_are_named(tmp_path, capsys):
+    (tmp_path / "text.npz").write_text("no arrays here")
+    np.savez(tmp_path / "other.npz", x=np.ones(3))
+    np.savez(tmp_path / "nan.npz", features=np.full((4, 2), np.nan), labels=np.array([0, 1, 0, 1]))
+    np.savez(tmp_path / "short.npz", features=np.ones((4, 2)), labels=np.array([0, 1, 0]))
+    np.savez(tmp_path / "one.npz", features=np.ones((4, 2)), labels=np.zeros(4, dtype=int))
+    np.savez(tmp_path / "empty.npz", features=np.ones((0, 2)), labels=np.zeros(0, dtype=int))
+    np.savez(tmp_path / "negative.npz", features=np.ones((3, 2)), labels=np.array([0, -1, 2]))
+    whole = (tmp_path / "one.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "plain.npy", np.ones((3, 2)))
+    (tmp_path / "plain.npy").rename(tmp_path / "plain.npz")
+    expected = {
+        "cut": "cannot be read as .npz",
+        "plain": "cannot be read as .npz",
+        "missing": "no such file",
+        "text": "cannot be read as .npz",
+        "other": "must hold `features`",
+        "nan": "4 of 4 rows hold NaN or inf, the first is row 0",
+        "short": "labels must be (4,), one a row; got (3,)",
+        "one": "at least two classes; all 4 samples are of class 0",
+        "empty": "at least one row",
+        "negative": "row 1 has -1",
+    }
+    for name, message in expected.items():
+        assert message in refuse(capsys, "train", tmp_path / f"{name}.npz", "--out", tmp_path / "run"), name
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_teaches(verb, capsys):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert f"Example: dissensus {verb}" in out
+    undocumented = [line for line in out.splitlines() if line.strip().startswith("--") and len(line.split()) == 1]
+    assert not undocumented
+
+
+def test_version_and_completion(capsys):
+    assert run(capsys, "--version")[1].strip() == f"dissensus {__version__}"
+    code, out, _ = run(capsys, "--print_completion=shtab-bash")
+    assert code == 0
+    assert "dissensus" in out
+    assert "evaluate" in out
+
+
+def test_help_is_quick_because_torch_is_not_loaded():
+    code = "import sys; from dissensus.cli import build_parser; build_parser(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

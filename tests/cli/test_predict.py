@@ -1,0 +1,327 @@
+"""calibrate and predict as a user meets them: files, folders, lists and features; broken files have their rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dissensus import backbones
+from dissensus.cli import main
+from dissensus.detection.detector import Detector
+from dissensus.features._extract import extract
+from dissensus.images import ImageSet
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training._fit import fit
+from tests.commands import refuse, run
+
+
+def pictures(folder, count, seed=0):
+    """Reddish and bluish noise, in class folders."""
+    generator = np.random.default_rng(seed)
+    for c, colour in enumerate(("red", "blue")):
+        (folder / colour).mkdir(parents=True)
+        for i in range(count):
+            pixels = generator.integers(0, 90, (40, 40, 3), np.uint8)
+            pixels[..., 2 * c] += 150
+            Image.fromarray(pixels).save(folder / colour / f"{i:02d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A calibrated run on images, more images of the kind, and their features."""
+    home = tmp_path_factory.mktemp("home")
+    backbone = backbones.create("resnet10t", "random", layers=1, size=32)
+    made = {}
+    for name, count, seed in (("train", 30, 0), ("fresh", 30, 1)):
+        images = ImageSet.find(pictures(home / name, count, seed))
+        made[name] = extract(images, backbone, home / f"{name}-features", workers=0, progress=False)
+    ensemble = Ensemble(tails.create("linear", made["train"].width, 2), members=3)
+    fit(ensemble, made["train"], "deep-ensemble", epochs=5, lr=1e-2, batch_size=16, out=home / "run", progress=False)
+    shutil.copytree(home / "run", home / "uncalibrated")
+    Detector.load(home / "run").calibrate(made["fresh"], 0.1).save(home / "run")
+    return home
+
+
+@pytest.fixture
+def copy(home, tmp_path):
+    """A run to change."""
+    return shutil.copytree(home / "uncalibrated", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("kind", ["fresh", "fresh-features"])
+def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
+    code, out, err = run(capsys, "calibrate", copy, "--id", home / kind, "--false-alarms", "10%")
+    assert code == 0
+    assert out.startswith("pds: out above ")
+    assert "at most 10.00% of ID samples are called out" in err
+    assert "n = 60" in err
+    kept = Detector.load(copy).threshold
+    assert kept.false_alarms == 0.1
+    values = kept.calibrated.values[0]
+    expected = Detector.load(home / "run").threshold.calibrated.values[0]
+    assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-3)  # features are float16 on disk
+
+
+def test_calibrate_on_the_training_images_warns(home, copy, capsys):
+    for kind in ("train", "train-features"):
+        code, _, err = run(capsys, "calibrate", copy, "--id", home / kind)
+        assert code == 0
+        assert "these are the training data" in err
+
+
+def test_calibrate_several_scores_by_class(home, copy, capsys):
+    where = ["--id", home / "fresh-features", "--false-alarms", "0.2"]
+    code, out, _ = run(capsys, "calibrate", copy, *where, "--score", "pds", "average_energy", "--by-class")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["blue", "red"]
+    assert Detector.load(copy).score_name == "pds+average_energy"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
+        (["--id", "{home}/fresh-features", "--false-alarms", "0"], "between 0 and 1"),
+        (["--id", "{home}/fresh-features", "--false-alarms", "7"], "must be a share"),
+        (["--id", "{home}/fresh-features", "--score", "pdss"], "did you mean 'pds'"),
+        (["--id", "{home}/nowhere"], "does not exist"),
+        ([], "either --id SAMPLES or --suite NAME; got neither"),
+        (["--id", "{home}/fresh", "--suite", "digits"], "got both"),
+        (["--id", "{home}/fresh", "--root", "data"], "are about a suite"),
+    ],
+)
+def test_calibrate_misuse_leaves_the_run_as_it_was(arguments, words, home, copy, capsys):
+    assert words in refuse(capsys, "calibrate", copy, *[a.format(home=home) for a in arguments])
+    assert Detector.load(copy).threshold is None
+
+
+def test_a_stale_calibration_is_calibrated_again_as_it_says(home, copy, capsys):
+    shutil.copy(home / "run" / "detector.json", copy)
+    assert "calibrate again" in refuse(capsys, "predict", copy, home / "fresh-features")
+    code, _, _ = run(capsys, "calibrate", copy, "--id", home / "fresh-features", "--score", "pds+bma")
+    assert code == 0
+    assert Detector.load(copy).score_name == "pds+bma"
+
+
+def test_json_lines_have_one_object_an_image(home, capsys):
+    code, out, err = run(capsys, "predict", home / "run", home / "fresh", "--workers", 0, "--explain")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    expected = sorted(str(path) for path in (home / "fresh").rglob("*.png"))
+    assert [row["path"] for row in rows] == expected
+    assert {row["class"] for row in rows} == {"red", "blue"}
+    assert all(len(row["votes"]) == 3 and row["error"] is None for row in rows)
+    assert all((row["verdict"] == "out") == (row["p_value"] <= 0.1) for row in rows)
+    out_count = sum(row["verdict"] == "out" for row in rows)
+    assert "60 in " in err
+    assert f": {out_count} out of distribution" in err
+
+
+def test_broken_files_have_rows_of_their_own(home, tmp_path, capsys):
+    good = next((home / "fresh" / "red").iterdir())
+    (tmp_path / "a.png").write_bytes(b"%PDF-1.7 a document")
+    (tmp_path / "b.jpg").touch()
+    (tmp_path / "c.png").write_bytes(good.read_bytes()[:-80])
+    shutil.copy(good, tmp_path / "d.png")
+    code, out, err = run(capsys, "predict", home / "run", tmp_path, tmp_path / "gone.png", "--format", "csv")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["error"] for row in rows] == [
+        "not an image", "empty file", "truncated", "", "no such file or directory",
+    ]  # fmt: skip
+    assert rows[0]["verdict"] == rows[0]["class"] == ""
+    assert rows[3]["class"] in ("red", "blue")
+    assert "4 could not be read" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes on Linux alone")
+def test_names_that_are_not_text_go_through(home, tmp_path):
+    name = os.path.join(os.fsencode(tmp_path), b"caf\xe9 au\nlait.png")
+    shutil.copy(next((home / "fresh" / "red").iterdir()), os.fsdecode(name))
+    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", tmp_path, "--format", "csv"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_paths_are_waited_for(home):
+    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", "-"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+    )  # fmt: skip
+    process.stdin.write(f"{next((home / 'fresh' / 'red').iterdir())}\n")
+    process.stdin.flush()
+    time.sleep(12)  # until it waits for more
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "dissensus: stopped"
+
+
+def test_a_closed_stdin_or_stdout_is_one_line(home, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", None)
+        assert "stdin; it is closed" in refuse(capsys, "predict", home / "run", "-", "--workers", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        with pytest.raises(SystemExit, match="2"):
+            main(["predict", str(home / "run"), str(home / "fresh")])
+    assert "stdout; it is closed" in capsys.readouterr().err
+
+
+def test_a_name_too_long_costs_its_row(home, capsys):
+    code, out, _ = run(capsys, "predict", home / "run", "x" * 300, home / "fresh" / "red" / "00.png")
+    assert code == 0
+    assert [json.loads(line)["error"] for line in out.splitlines()] == ["file name too long", None]
+
+
+def test_a_list_on_stdin(home, capsys, monkeypatch):
+    paths = sorted(str(path) for path in (home / "fresh" / "blue").iterdir())[:5]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*paths[:2], "", *paths[2:]]) + "\n"))
+    code, out, _ = run(capsys, "predict", home / "run", "-", "--workers", 0)
+    assert code == 0
+    assert [json.loads(line)["path"] for line in out.splitlines()] == paths
+
+
+def test_features_and_a_file_to_write(home, tmp_path, capsys):
+    code, out, _ = run(capsys, "predict", home / "run", home / "fresh-features", "--out", tmp_path / "new" / "rows.csv")
+    assert (code, out) == (0, "")
+    rows = list(csv.DictReader((tmp_path / "new" / "rows.csv").read_text().splitlines()))
+    assert [row["path"] for row in rows] == [str(i) for i in range(60)]
+
+
+def test_a_table_on_a_terminal(home, capsys):
+    code, out, _ = run(
+        capsys, "predict", home / "run", home / "fresh" / "red" / "00.png", home / "gone.png", "--format", "table",
+        "--explain",
+    )  # fmt: skip
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == ["verdict", "p-value", "pds", "sure", "class", "path"]
+    assert lines[2].split()[0] in ("in", "out")
+    assert lines[2].endswith("00.png")
+    assert lines[3].strip().startswith("votes: ")
+    assert lines[4] == f"error: no such file or directory: {home / 'gone.png'}"
+
+
+def test_another_rate_without_calibrating_again(home, capsys):
+    counts = []
+    for rate in ("5%", "50%"):
+        _, out, _ = run(capsys, "predict", home / "run", home / "fresh-features", "--false-alarms", rate)
+        counts.append(sum(json.loads(line)["verdict"] == "out" for line in out.splitlines()))
+    assert counts[0] <= 3 < 20 < counts[1] <= 30  # of the 60 that were calibrated on
+
+
+def test_without_calibration_it_says_so_and_goes_on(home, capsys):
+    code, out, err = run(capsys, "predict", home / "uncalibrated", home / "fresh-features")
+    assert code == 0
+    assert "is not calibrated, so there are no p-values and no verdicts: dissensus calibrate" in err
+    assert json.loads(out.splitlines()[0])["verdict"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "{tmp}/empty"], "there must be an image to judge"),
+        (["{run}", "{home}/fresh", "--out", "rows.txt"], "must end in .jsonl or .csv"),
+        (["{run}", "{home}/fresh", "--out", "rows.csv", "--format", "jsonl"], "must agree"),
+        (["{run}", "-", "{home}/fresh"], "- takes all paths from stdin"),
+        (["{run}", "{home}/fresh-features", "{home}/fresh"], "one folder at a time"),
+        (["{run}", "{home}/fresh", "--batch-size", "0"], "--batch-size is at least 1"),
+        (["{home}/nowhere", "{home}/fresh"], "there is no such folder"),
+        (["{home}/uncalibrated", "{home}/fresh", "--false-alarms", "5%"], "needs a calibrated run"),
+        (["{run}", "{home}/fresh", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
+    ],
+)
+def test_predict_misuse(arguments, words, home, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    given = [a.format(run=home / "run", home=home, tmp=tmp_path) for a in arguments]
+    assert words in refuse(capsys, "predict", *given)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
+
+
+def test_where_nothing_can_be_read_the_code_is_2(home, tmp_path, capsys):
+    code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png", "--out", tmp_path / "rows.csv")
+    assert code == 2
+    assert not (tmp_path / "rows.csv").exists()
+    code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png")
+    assert code == 2
+    assert json.loads(out)["error"] == "no such file or directory"
+    assert "there must be an image that can be read; none of 1 can" in err
+
+
+def test_a_run_on_bare_features_says_how_to_take_images(tmp_path, train, capsys):
+    from tests.conftest import linear
+
+    fit(linear(), train, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
+    code, _, err = run(capsys, "predict", tmp_path / "run", tmp_path)
+    assert code == 2
+    assert err.splitlines()[-1].startswith("dissensus: error: images need a trunk; this detector was trained on")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_half_written_file(home, tmp_path):
+    good = next((home / "fresh" / "red").iterdir())
+    (tmp_path / "many.txt").write_text(f"{good}\n" * 50_000)
+    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", "-", "--out", tmp_path / "rows.jsonl"]
+    with open(tmp_path / "many.txt") as stdin:
+        process = subprocess.Popen(
+            command, stdin=stdin, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )  # fmt: skip
+    partial = tmp_path / ".rows.jsonl.tmp"
+    deadline = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "dissensus: stopped"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many.txt"]
+
+
+@pytest.mark.slow
+def test_a_long_list_holds_memory_flat(home, tmp_path):
+    """A list of 1,500 with one broken in a hundred: peak memory is that of a list of 200."""
+    good = sorted((home / "fresh").rglob("*.png"))
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"nothing")
+    script = (
+        "import resource, sys\n"
+        "from dissensus.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)\n"
+        "raise SystemExit(code)\n"
+    )
+    peaks = {}
+    for count in (200, 1_500):
+        names = [str(broken if i % 100 == 0 else good[i % len(good)]) for i in range(count)]
+        out = tmp_path / f"{count}.jsonl"
+        command = [sys.executable, "-c", script, "predict", home / "run", "-", "--out", out, "--workers", "1"]
+        done = subprocess.run(
+            command, input="\n".join(names), capture_output=True, text=True, timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [row["path"] for row in rows] == names
+        assert sum(row["error"] == "not an image" for row in rows) == count // 100
+        peaks[count] = int(done.stderr.splitlines()[-1])
+    assert peaks[1_500] < peaks[200] + 40, peaks

@@ -1,0 +1,222 @@
+"""evaluate(): the frame's numbers against direct computation; tables and files made of it."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from dissensus import report
+from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
+from dissensus.evaluation import predictions, tables
+from dissensus.evaluation._evaluate import COLUMNS, SuiteSet, evaluate
+from dissensus.features import FeatureSet
+from dissensus.functional import scores
+from dissensus.functional.metrics import detection
+from dissensus.training._fit import fit
+from tests.conftest import blobs, linear
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    return fit(linear(), blobs(), "sed-a2d", epochs=10, lr=0.05, batch_size=32, progress=False)
+
+
+@pytest.fixture(scope="module")
+def sets():
+    away = FeatureSet.from_arrays(4 * torch.randn(60, 6, generator=torch.Generator().manual_seed(3)))
+    noisy = blobs(seed=1, noise=2.0)
+    grouped = FeatureSet.from_arrays(noisy.rows(slice(None)), noisy.labels, groups=torch.arange(120) % 2)
+    return [
+        SuiteSet("id", "id", blobs(seed=2)),
+        SuiteSet("noisy-1", "shift", blobs(seed=1, noise=1.5), family="noisy"),
+        SuiteSet("noisy-5", "shift", noisy, family="noisy"),
+        SuiteSet("away", "ood", away),
+        SuiteSet("halves", "groups", grouped),
+    ]
+
+
+@pytest.fixture(scope="module")
+def frame(ensemble, sets):
+    about = {"method": "sed-a2d", "active": 2, "diversity": 0.5, "seed": 0}
+    return evaluate(ensemble, sets, about=about, held_out=blobs(seed=4), progress=False)
+
+
+def value(frame: pd.DataFrame, **where: str) -> float:
+    (found,) = frame[(frame[list(where)] == list(where.values())).all(axis=1)]["value"]
+    return float(found)
+
+
+def test_the_frame_is_tidy(frame):
+    assert tuple(frame.columns) == COLUMNS
+    assert not frame.isna().any().any()
+    assert not frame.duplicated(list(COLUMNS[:-1])).any()
+    assert set(frame["members"]) == {4}
+
+
+def test_accuracies_are_those_of_members_ensemble_and_soup(frame, ensemble, sets):
+    x, labels = sets[2].features.rows(slice(None)), sets[2].features.labels
+    with torch.no_grad():
+        logits = ensemble(x)
+        soup = ensemble.soup()(x)
+    single = (logits.argmax(-1) == labels).double().mean(1)
+    expected = {
+        "prediction": (logits.mean(0).argmax(-1) == labels).double().mean(),
+        "probability": (logits.softmax(-1).mean(0).argmax(-1) == labels).double().mean(),
+        "soup": (soup.argmax(-1) == labels).double().mean(),
+        "members": single.mean(),
+        "oracle": single.max(),
+    }
+    for aggregate, accuracy in expected.items():
+        assert value(frame, dataset="noisy-5", aggregate=aggregate, metric="accuracy") == pytest.approx(float(accuracy))
+
+
+def test_the_greedy_soup_is_not_worse_than_the_best_member_on_held_out_data(ensemble):
+    held_out = blobs(seed=4)
+    members = predictions.greedy_members(ensemble, held_out)
+    single = [predictions._accuracy(ensemble.member(i), held_out, ensemble) for i in range(4)]
+    assert predictions._accuracy(ensemble.soup(members), held_out, ensemble) >= max(single)
+
+
+def test_detection_compares_each_set_with_the_id_set(frame, ensemble, sets):
+    with torch.no_grad():
+        inside, away = (scores.pds(ensemble(s.features.rows(slice(None)))) for s in (sets[0], sets[3]))
+    for metric, expected in detection(inside, away).items():
+        assert value(frame, dataset="away", score="pds", metric=metric) == pytest.approx(expected, abs=1e-6)
+    assert value(frame, dataset="away", score="pds", metric="mean") == pytest.approx(float(away.mean()), rel=1e-5)
+    assert frame[(frame["dataset"] == "id") & (frame["metric"] == "auroc")].empty
+    assert frame[(frame["dataset"] == "away") & (frame["metric"] == "accuracy")].empty
+
+
+def test_worst_group_stands_for_sets_with_groups(frame, ensemble, sets):
+    x, labels, groups = sets[4].features.rows(slice(None)), sets[4].features.labels, sets[4].features.groups
+    with torch.no_grad():
+        hits = (ensemble(x).mean(0).argmax(-1) == labels).double()
+    expected = min(float(hits[groups == g].mean()) for g in (0, 1))
+    assert value(frame, dataset="halves", aggregate="prediction", metric="worst_group") == pytest.approx(expected)
+
+
+def test_small_batches_give_the_same_frame(frame, ensemble, sets, monkeypatch):
+    monkeypatch.setattr(predictions, "CHUNK_ELEMENTS", 4 * 3 * 7)  # seven samples at a time
+    about = {"method": "sed-a2d", "active": 2, "diversity": 0.5, "seed": 0}
+    again = evaluate(ensemble, sets, about=about, held_out=blobs(seed=4), progress=False)
+    pd.testing.assert_frame_equal(again, frame, rtol=1e-4)
+
+
+def test_a_subset_of_classes_is_masked_first_or_voted_as_the_authors_did(ensemble):
+    """Only classes 0 and 2 occur; masking lets members choose between those, votes for class 1 are lost."""
+    features = blobs(seed=1, noise=3.0)
+    kept = features.subset(features.labels != 1)
+    sets = [SuiteSet("id", "id", blobs(seed=2)), SuiteSet("part", "shift", kept, subset=(0, 2))]
+    with torch.no_grad():
+        logits = ensemble(kept.rows(slice(None)))
+    masked = torch.tensor([0, 2])[logits[..., [0, 2]].mean(0).argmax(-1)]
+    frame = evaluate(ensemble, sets, progress=False)
+    expected = float((masked == kept.labels).double().mean())
+    assert value(frame, dataset="part", aggregate="prediction", metric="accuracy") == pytest.approx(expected)
+
+    shares = torch.nn.functional.one_hot(logits.argmax(-1), 3).sum(0)[:, [0, 2]]
+    voted = torch.tensor([0, 2])[shares.argmax(-1)]
+    frame = evaluate(ensemble, sets, protocol="vote", progress=False)
+    expected = float((voted == kept.labels).double().mean())
+    assert value(frame, dataset="part", aggregate="prediction", metric="accuracy") == pytest.approx(expected)
+    with pytest.raises(DataError, match="outside the subset of classes: 2"):
+        evaluate(ensemble, [sets[0], SuiteSet("part", "shift", kept, subset=(0, 1))], progress=False)
+
+
+def test_a_users_own_score_is_judged_too(ensemble, sets):
+    def own_spread(logits):
+        return logits.std(dim=0).mean(dim=-1)
+
+    scores.register(own_spread)
+    try:
+        frame = evaluate(ensemble, sets, score_names=["own_spread"], progress=False)
+        assert 0 <= value(frame, dataset="away", score="own_spread", metric="auroc") <= 1
+        assert set(frame["score"]) == {"", "own_spread", "pds", "unique"}
+    finally:
+        del scores.SCORES["own_spread"]
+
+
+def test_misuse(ensemble, sets):
+    with pytest.raises(DataError, match="exactly one id set to compare with; got none"):
+        evaluate(ensemble, sets[1:])
+    with pytest.raises(DataError, match="'id' stands twice"):
+        evaluate(ensemble, [sets[0], SuiteSet("id", "ood", sets[3].features)])
+    with pytest.raises(DataError, match="sets of role shift need labels; away has none"):
+        evaluate(ensemble, [sets[0], SuiteSet("away", "shift", sets[3].features)])
+    with pytest.raises(DataError, match="a groups set needs groups"):
+        evaluate(ensemble, [sets[0], SuiteSet("g", "groups", blobs())])
+    with pytest.raises(DataError, match="features of width 6; wide has"):
+        evaluate(ensemble, [sets[0], SuiteSet("wide", "ood", blobs(width=7))])
+    with pytest.raises(DataError, match="the ensemble has 3 classes; many has label 4"):
+        evaluate(ensemble, [sets[0], SuiteSet("many", "shift", blobs(classes=5))])
+    with pytest.raises(DataError, match=r"two or more different classes of the ensemble; part has 0, 7"):
+        evaluate(ensemble, [sets[0], SuiteSet("part", "shift", blobs(), subset=(0, 7))])
+    with pytest.raises(DataError, match="features of width 6; held-out has"):
+        evaluate(ensemble, sets, held_out=blobs(width=7))
+    named = FeatureSet.from_arrays(blobs().rows(slice(None)), blobs().labels, classes=["b", "a", "c"])
+    with pytest.raises(DataError, match="those of the training set, a, b, c; named has b, a, c"):
+        evaluate(ensemble, [sets[0], SuiteSet("named", "shift", named)], classes=["a", "b", "c"])
+    assert not ensemble.training
+    with pytest.raises(UnknownNameError, match="did you mean 'pds'"):
+        evaluate(ensemble, sets, score_names=["pdss"])
+
+
+def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(frame, sets):
+    table = tables.summary(frame, {s.name: s.family or s.name for s in sets})
+    groups = [column[0] for column in table.columns]
+    assert list(table.columns)[:2] == [("accuracy", "id"), ("members", "id")]
+    assert groups.index("members") < groups.index("AUROC pds")
+    mean = (value(frame, dataset="noisy-1", score="pds", metric="auroc")
+            + value(frame, dataset="noisy-5", score="pds", metric="auroc")) / 2  # fmt: skip
+    assert table[("AUROC pds", "noisy")].item() == pytest.approx(mean)
+    assert ("worst group", "halves") in table.columns
+    text = tables.as_text(table, width=500)
+    assert "sed-a2d" in text
+    assert f"{100 * table[('accuracy', 'id')].item():.1f}" in text
+    assert len({len(line) for line in text.splitlines()}) == 1, "columns must line up"
+    narrow = tables.as_text(table, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.count("method") > 1
+
+
+def test_seeds_are_averaged_and_equal_methods_told_apart(frame):
+    other = frame.assign(seed=1, value=frame["value"] + 0.1)
+    table = tables.summary(pd.concat([frame, other]))
+    assert len(table) == 1
+    alone = tables.summary(frame)[("accuracy", "id")].item()
+    assert table[("accuracy", "id")].item() == pytest.approx(alone + 0.05)
+    both = tables.summary(pd.concat([frame, frame.assign(diversity=2.0)]))
+    assert tables.row_names(both) == ["sed-a2d diversity=0.5", "sed-a2d diversity=2.0"]
+
+
+def test_files_by_suffix(frame, tmp_path):
+    tables.write(frame, tmp_path / "r.csv")
+    back = tables.read(tmp_path / "r.csv")
+    pd.testing.assert_frame_equal(back, frame.reset_index(drop=True), check_dtype=False)
+    tables.write(frame, tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())[0]["method"] == "sed-a2d"
+    tables.write(frame.head(3), tmp_path / "r.md")
+    assert (tmp_path / "r.md").read_text().startswith("| method")
+    tables.write(frame.head(3), tmp_path / "r.tex")
+    assert r"\begin{tabular}" in (tmp_path / "r.tex").read_text()
+    assert r"worst\_group" in tables.render(frame, ".tex")
+    with pytest.raises(DissensusError, match=r"written as \.csv"):
+        tables.write(frame, tmp_path / "r.xlsx")
+    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(RunError, match="not a table of results"):
+        tables.read(tmp_path / "foreign.csv")
+
+
+def test_the_page_is_self_contained_and_marks_the_best(frame, tmp_path):
+    better = frame.assign(method="<other>", value=frame["value"] + 0.01)
+    section = report.Section("mine", "a & b", pd.concat([frame, better]), {})
+    report.write([section], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script" not in page
+    assert "&lt;other&gt;" in page
+    best = f"<strong>{100 * value(better, dataset='id', aggregate='prediction', metric='accuracy'):.1f}</strong>"
+    assert best in page

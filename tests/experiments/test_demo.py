@@ -1,0 +1,38 @@
+"""The demo, short: every method trains and is judged, files are there, a second call repeats nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from dissensus.cli import main
+from dissensus.evaluation import tables
+from dissensus.experiments import demo, pipeline
+from dissensus.training import methods
+
+
+@pytest.mark.slow
+def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, capsys, monkeypatch):
+    arguments = ["demo", "--out", str(tmp_path / "demo"), "--force-epochs", "3", "--no-progress"]
+    assert main(arguments) == 0
+    first = capsys.readouterr()
+    frame = tables.read(tmp_path / "demo" / "results.csv")
+    assert set(frame["method"]) == set(methods.METHODS)
+    assert {name.split("/")[0] for name in frame["dataset"]} == {"digits", "dominoes"}
+    for method in methods.METHODS:
+        assert f"\n{method} " in first.out
+        assert (tmp_path / "demo" / "digits" / method / "ensemble" / "ensemble.safetensors").is_file()
+    assert "<table" in (tmp_path / "demo" / "report.html").read_text()
+    assert "worst group" in first.out
+
+    def no_step(*args):
+        raise AssertionError("nothing should be trained again")
+
+    monkeypatch.setattr("dissensus.training.step.Stepper.__call__", no_step)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_every_member_makes_the_same_number_of_steps_in_the_demo():
+    for name, method in methods.METHODS.items():
+        share = 1.0 if method.active is None else method.active / demo.MEMBERS
+        assert pipeline.settings_for(name, demo.MEMBERS, {"epochs": 20})["epochs"] * share == 20, name

@@ -1,0 +1,632 @@
+"""Exports say what the run says: in ONNX Runtime, in timm, and read back from a folder for the hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dissensus import backbones
+from dissensus._core.errors import DissensusError, RunError
+from dissensus.backbones import engines, tracing
+from dissensus.cli import main
+from dissensus.detection import pretrained
+from dissensus.detection.detector import Detector
+from dissensus.experiments import pipeline
+from dissensus.export import checkpoint, hub, onnx, parity, places
+from dissensus.features import FeatureSet
+from dissensus.functional import scores
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training._fit import fit
+from dissensus.training.run import Run
+from tests.conftest import blobs, linear
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(part) is None for part in tracing.PARTS), reason="needs dissensus[onnx]"
+)
+SIZE = 32
+NAMES = ("ant", "bee", "cow")
+
+
+def fitted(seed=0, members=4):
+    """An ensemble on blobs that is sure of much and unsure of some."""
+    return fit(linear(members, seed), blobs(noise=1.5), "deep-ensemble", epochs=8, lr=0.05, progress=False)
+
+
+def of_images(name="lite0", layers=2, weights=None, members=3):
+    """Members far apart, none of whose weights is what it began with."""
+    backbone = backbones.create(name, weights, layers, size=SIZE)
+    ensemble = Ensemble(backbone.new_tail(3), members=members)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in ensemble.parameters():
+            value.add_(0.2 * torch.randn(value.shape, generator=generator))
+    return Detector(ensemble, NAMES, backbone=backbone)
+
+
+def pixels(count, seed=0):
+    """Patches of colour, from flat to noisy."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        side = (1, 2, 4, 8, SIZE)[i % 5]
+        small = generator.integers(256, size=(side, side, 3), dtype=np.uint8)
+        made.append(np.asarray(Image.fromarray(small).resize((SIZE, SIZE), Image.Resampling.BICUBIC)))
+    return torch.from_numpy(np.stack(made))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A calibrated run on features that name no trunk."""
+    folder = tmp_path / "run"
+    fit(linear(), blobs(noise=1.5), "sed-a2d", epochs=2, out=folder, progress=False)
+    Detector.load(folder).calibrate(blobs(seed=1, noise=1.5)).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A calibrated run on lite0, and PNG files to judge."""
+    folder = tmp_path_factory.mktemp("photos")
+    backbone = backbones.create("lite0", layers=1, size=SIZE)
+    engine = engines.create("eager", backbone)
+    about = {"backbone": backbone.describe()}
+    train = FeatureSet.from_arrays(engine(pixels(60)), torch.arange(60) % 3, provenance=about)
+    fit(pipeline.new_ensemble(train, 3), train, "sed-a2d", epochs=3, out=folder / "run", progress=False)
+    held_out = FeatureSet.from_arrays(engine(pixels(60, seed=1)), provenance=about)
+    Detector.load(folder / "run").calibrate(held_out, 0.1).save(folder / "run")
+    for i, array in enumerate(pixels(12, seed=2).numpy()):
+        Image.fromarray(array).save(folder / f"{i:02d}.png")
+    return folder
+
+
+# ONNX
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(301, 177), (177, 302), (96, 96)])
+def test_the_recipe_of_the_document_makes_the_same_pixels(shape, photos, tmp_path, monkeypatch):
+    detector = Detector.load(photos / "run")
+    if not (photos / "detector.onnx").exists():
+        onnx.write(detector, photos / "detector.onnx")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(photos / "detector.onnx", tmp_path)
+    smooth = Image.fromarray(np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8))
+    smooth.resize(shape, Image.Resampling.BICUBIC).save("photo.jpg", quality=95)
+    text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    recipe = next(part for part in text.split("\n\n    import json")[1:]).split("\n\nBefore")[0]
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent("    import json" + recipe), found)
+    expected = detector.predict(["photo.jpg"])
+    assert found["label"][0] == expected.label[0]
+    assert found["score"][0] == pytest.approx(float(expected.score[0]), abs=2e-3)  # a grey level in some pixels
+
+
+@needs_onnx
+def test_every_score_survives_conversion_however_sure_the_members(tmp_path):
+    class Every(torch.nn.Module):
+        def forward(self, logits):
+            return tuple(onnx.plain(name)(logits) for name in names)
+
+    for members, names in ((1, ["a2d", "unique"]), (4, list(scores.SCORES))):
+        made = tracing.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
+        made.save(tmp_path / "scores.onnx")
+        run = tracing.session(tmp_path / "scores.onnx")
+        for scale in (0.0, 1.0, 30.0, 1e3, 1e4):
+            logits = scale * torch.randn(members, 40, 7, generator=torch.Generator().manual_seed(1))
+            for name, got in run(logits).items():
+                expected = scores.get(name)(logits)
+                assert got.shape == (40,)
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+CALIBRATIONS = {
+    "plain": {"score": "bma"},
+    "combined": {"score": ["pds", "average_entropy", "a2d"]},
+    "combined by class": {"score": ["unique", "average_energy"], "by_class": True},
+}
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CALIBRATIONS)
+def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
+    detector = Detector(fitted(), NAMES).calibrate(blobs(600, seed=1, noise=1.5), 0.1, **CALIBRATIONS[kind])
+    onnx.write(detector, tmp_path / "d.onnx")
+    run = tracing.session(tmp_path / "d.onnx")
+    for count, seed in ((1, 2), (499, 3)):
+        batch = blobs(count, seed=seed, noise=2.5).rows(slice(None))
+        got, expected = run(batch), detector.predict(batch)
+        parity.check(detector, detector.ensemble(batch).detach(), got)
+        assert torch.equal(got["label"], expected.label)
+        assert (got["verdict"] == expected.out).double().mean() > 0.99
+        assert ((got["p_value"] - expected.p_value).abs() <= 1e-4).double().mean() > 0.95
+    assert 0.05 < expected.out.double().mean() < 0.9, "both verdicts must be seen"
+
+
+@needs_onnx
+def test_another_tail_and_aggregate_and_no_calibration(tmp_path):
+    detector = Detector(Ensemble(tails.create("mlp", 6, 3), members=3), NAMES, aggregate="vote")
+    onnx.write(detector, tmp_path / "d.onnx")
+    batch = blobs(50).rows(slice(None))
+    got, expected = tracing.session(tmp_path / "d.onnx")(batch), detector.predict(batch)
+    assert list(got) == ["label", "logits", "member_probs", "score"], "without a calibration there are no verdicts"
+    assert torch.equal(got["label"], expected.label)
+    torch.testing.assert_close(got["score"], expected.score, rtol=1e-4, atol=1e-4)
+
+
+@needs_onnx
+def test_a_tail_that_does_not_tell_its_width_is_refused(tmp_path):
+    custom = torch.nn.Sequential(torch.nn.Linear(6, 3))
+    with pytest.raises(DissensusError, match="features need a known width, and this detector names none"):
+        onnx.write(Detector(Ensemble(custom, members=3), NAMES), tmp_path / "d.onnx")
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("lite0", 2), ("test_vit2", 2)])
+def test_five_hundred_images_as_pytorch_judges_them(name, layers, tmp_path):
+    detector = of_images(name, layers, None if name == "lite0" else "random")
+    engine, batch = engines.create("eager", detector.backbone), pixels(500)
+    detector.calibrate(engine(pixels(100, seed=1)), 0.1, by_class=False)
+    onnx.write(detector, tmp_path / "d.onnx")
+    run = tracing.session(tmp_path / "d.onnx")
+    parts = [run(some) for some in batch.split(200)]
+    got = {key: torch.cat([part[key] for part in parts], int(key == "member_probs")) for key in parts[0]}
+    logits = onnx.logits_of(detector, batch, images=True)
+    expected = detector.judge(logits)
+    torch.testing.assert_close(got["logits"], logits.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got["member_probs"], logits.softmax(-1), rtol=0, atol=1e-4)
+    torch.testing.assert_close(got["score"], expected.score, rtol=0, atol=1e-4)
+    assert (got["verdict"] == expected.out).double().mean() > 0.99
+    parity.check(detector, logits, got)
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_the_file_says_what_it_is(tmp_path):
+    import onnxruntime
+
+    detector = of_images("test_vit", 2, "random")
+    detector.calibrate(engines.create("eager", detector.backbone)(pixels(60)), 0.1)
+    onnx.write(detector, tmp_path / "d.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    assert (entry.name, entry.type, entry.shape) == ("images", "tensor(uint8)", ["batch", SIZE, SIZE, 3])
+    shapes = {output.name: output.shape for output in session.get_outputs()}
+    one = ["batch"]
+    assert shapes == {
+        "label": one, "logits": ["batch", 3], "member_probs": [3, "batch", 3], "score": one, "p_value": one,
+        "verdict": one,
+    }  # fmt: skip
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["classes"]) == list(NAMES)
+    assert (about["score"], about["false_alarms"], about["input"]) == ("pds", "0.1", "images")
+    assert json.loads(about["threshold"]) == pytest.approx(float(detector.threshold.calibrated.thresholds(0.1)[0]))
+    assert json.loads(about["preprocessing"]) == {
+        "resize": 33, "squash": False, "interpolation": "bicubic", "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3,
+    }  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.onnx"], "one file, and nothing beside it"
+    assert (tmp_path / "d.onnx").stat().st_mode & 0o777 == 0o666 & ~_umask()
+    onnx.write(detector, tmp_path / "d.onnx", images=False)  # over an earlier export
+    got = tracing.session(tmp_path / "d.onnx")(torch.zeros(5, 64))
+    assert got["verdict"].shape == (5,)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
+
+    @scores.register
+    def spread(logits):
+        return logits.std(dim=0).mean(dim=-1)
+
+    @scores.register
+    def numpys(logits):
+        return torch.from_numpy(logits.numpy().std(axis=(0, 2)))
+
+    @scores.register
+    def burnt(logits):
+        return torch.stack([logits[:, i].std() for i in range(logits.shape[1])])
+
+    ensemble, held_out = fitted(), blobs(300, seed=1)
+    onnx.write(Detector(ensemble, NAMES).calibrate(held_out, score="spread"), tmp_path / "d.onnx")
+    assert tracing.session(tmp_path / "d.onnx")(torch.zeros(3, 6))["verdict"].shape == (3,)
+    for name in ("numpys", "burnt"):
+        detector = Detector(ensemble, NAMES).calibrate(held_out, score=["pds", name])
+        with pytest.raises(
+            DissensusError, match=rf"made of torch functions.*; {name} is not \(.*\): rewrite it"
+        ) as told:
+            onnx.write(detector, tmp_path / "other.onnx")
+        assert "\n" not in str(told.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", ["label", "logits", "member_probs", "score", "p_value", "verdict"])
+def test_an_output_that_differs_is_refused(name):
+    detector = Detector(fitted(), NAMES).calibrate(blobs(300, seed=1, noise=1.5), 0.1)
+    logits = detector.ensemble(blobs(40, seed=2, noise=2.5).rows(slice(None))).detach()
+    judged = detector.judge(logits)
+    right = {
+        "label": judged.label, "logits": logits.mean(0), "member_probs": logits.softmax(-1), "score": judged.score,
+        "p_value": judged.p_value.float(), "verdict": judged.out,
+    }  # fmt: skip
+    parity.check(detector, logits, right)
+    wrong = {"label": 1 - right["label"], "verdict": ~right["verdict"]}.get(name, right[name] + 1e-2)
+    with pytest.raises(DissensusError, match=f"an export must say what PyTorch says; its {name} differs"):
+        parity.check(detector, logits, {**right, name: wrong})
+
+
+@needs_onnx
+def test_a_difference_leaves_no_file(tmp_path, monkeypatch):
+    detector = Detector(fitted(), NAMES)
+    monkeypatch.setattr(onnx, "logits_of", lambda *a, **k: 1.001 * detector.ensemble(a[1]).detach() + 0.01)
+    with pytest.raises(DissensusError, match="its logits differs by"):
+        onnx.write(detector, tmp_path / "d.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+# timm
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "weights"),
+    [
+        ("lite0", 1, None),
+        ("lite0", 2, None),
+        ("test_vit", 2, "random"),
+        ("test_vit2", 2, "random"),
+        ("test_vit2", 1, "random"),
+        ("resnet10t", 1, "random"),
+        ("mobilenetv3_small_050", 2, "random"),
+        ("mobilenetv4_conv_small", 2, "random"),
+    ],
+)
+def test_timm_loads_the_soup_and_classifies_with_it(name, layers, weights, tmp_path):
+    detector = of_images(name, layers, weights)
+    made = checkpoint.write(detector, tmp_path / "soup.safetensors")
+    found = {"timm": timm}
+    exec(made.code, found)  # what the command prints
+    image = Image.fromarray(np.random.default_rng(0).integers(256, size=(50, 70, 3), dtype=np.uint8))
+    x = detector.backbone.transform(image)
+    difference = (found["transform"](image) - x).abs().max()
+    assert difference < 0.05, "timm prepares the image as the detector does, up to some grey levels"
+    with torch.inference_mode():
+        expected = detector.ensemble.soup()(detector.backbone.trunk(x[None]))
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(found["model"](x[None]), expected, rtol=0, atol=1e-4 * max(scale, 1))
+        member = detector.ensemble.member(0)(detector.backbone.trunk(x[None]))
+    assert (member - expected).abs().max() > 0.01 * max(scale, 1), "the soup is not just a member"
+    with safe_open(tmp_path / "soup.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == list(NAMES)
+    checkpoint.write(detector, tmp_path / "soup.safetensors")  # over an earlier export
+
+
+def test_tails_that_timm_cannot_hold(tmp_path):
+    out, remedy = tmp_path / "soup.safetensors", r": export it to onnx or hub"
+    lite, vit = of_images("lite0", 1), of_images("test_vit", 2, "random")
+    other = Detector(Ensemble(tails.create("mlp", 1280, 3), members=2), NAMES, backbone=lite.backbone)
+    rule = r"timm is an export target that cannot hold the tail; lite0 ends in linear \(1280\), this run's members in "
+    with pytest.raises(DissensusError, match=rule + r"mlp \(1280 over 5120, scaled\)" + remedy):
+        checkpoint.write(other, out)
+    scaled = Detector(Ensemble(tails.create("mlp", 64, 3), members=2), NAMES, backbone=vit.backbone)
+    with pytest.raises(DissensusError, match="cannot hold the tail; test_vit ends in mlp"):
+        checkpoint.write(scaled, out)
+    with pytest.raises(DissensusError, match="trained on features that name no backbone" + remedy):
+        checkpoint.write(Detector(linear(), NAMES), out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_soup_that_timm_would_run_otherwise_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_put_back", lambda model, soup: None)
+    with pytest.raises(DissensusError, match=r"cannot hold the tail; with it, timm's tf_efficientnet_lite0 differs"):
+        checkpoint.write(of_images("lite0", 1), tmp_path / "soup.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+# hub
+
+
+def same_verdicts(one, other, samples):
+    a, b = one.predict(samples), other.predict(samples)
+    for name in ("label", "confidence", "score", "votes", "p_value", "threshold", "out"):
+        assert (getattr(a, name) is None) == (getattr(b, name) is None), name
+        assert getattr(a, name) is None or torch.equal(getattr(a, name), getattr(b, name)), name
+    assert a.classes == b.classes
+
+
+def test_a_folder_for_the_hub_gives_the_same_verdicts(photos, tmp_path, monkeypatch):
+    detector, out = Detector.load(photos / "run"), tmp_path / "mine"
+    hub.write(detector, Run.open(photos / "run"), out)
+    # the package that the weights came from is not needed any more
+    monkeypatch.setattr(
+        "dissensus.backbones.weights.from_package", lambda *_: pytest.fail("the trunk is in the folder")
+    )
+    again = Detector.from_pretrained(out)
+    same_verdicts(detector, again, sorted(map(str, photos.glob("*.png"))))
+    assert again.backbone.fingerprint == detector.backbone.fingerprint
+    assert again.caution(FeatureSet.from_arrays(torch.zeros(3, 1280))) == ""
+    assert again.trained_on == detector.trained_on
+    files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert files == [
+        "README.md", "config.json", "detector.json", "detector.safetensors", "ensemble/ensemble.json",
+        "ensemble/ensemble.safetensors", "trunk.safetensors",
+    ]  # fmt: skip
+    assert all(path.stat().st_mode & 0o044 for path in out.rglob("*.safetensors"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_run_on_features_goes_to_the_hub_too(run, tmp_path, calibrated):
+    if not calibrated:
+        (run / "detector.json").unlink()
+    hub.write(Detector.load(run), Run.open(run), tmp_path / "mine")
+    again = Detector.from_pretrained(str(tmp_path / "mine"))
+    same_verdicts(Detector.load(run), again, blobs(50, seed=3))
+    assert (again.threshold is not None) == calibrated
+    assert not (tmp_path / "mine" / "trunk.safetensors").exists()
+    text = (tmp_path / "mine" / "README.md").read_text()
+    assert ("The promise: on average over calibrations" in text) == calibrated
+    assert ("Not calibrated" in text) != calibrated
+    assert "(N, 6) float32" in text
+    with pytest.raises(DissensusError, match="images need a trunk"):
+        again.predict([Image.new("RGB", (8, 8))])
+
+
+def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", features=blobs().rows(slice(None)).numpy(), labels=blobs().labels.numpy())
+    folder = tmp_path / "run"
+    fit(linear(), blobs(), "sed-a2d", epochs=2, out=folder, progress=False)
+    hub.write(Detector.load(folder), Run.open(folder), tmp_path / "before")
+    assert "not judged" in (tmp_path / "before" / "README.md").read_text()
+    from dissensus.evaluation import records
+    from dissensus.evaluation._evaluate import SuiteSet, evaluate
+
+    sets, samples = [SuiteSet("id", "id", blobs(seed=1)), SuiteSet("new_ones", "ood", blobs(seed=2, noise=9.0))], {}
+    ensemble = Ensemble.load(folder / "ensemble")
+    frame = evaluate(ensemble, sets, about=Run.open(folder).about, classes=blobs().classes, samples=samples)
+    records.keep(folder, "my|suite", "", blobs().classes, sets, frame, samples)
+    hub.write(Detector.load(folder), Run.open(folder), tmp_path / "after")
+    text = (tmp_path / "after" / "README.md").read_text()
+    rows = frame[(frame["metric"] == "accuracy") & (frame["aggregate"] == "prediction") & (frame["dataset"] == "id")]
+    assert f"| accuracy | id | {float(rows['value'].iloc[0]):.1%} |" in text
+    rows = frame[(frame["metric"] == "auroc") & (frame["score"] == "pds")]
+    assert f"| AUROC pds | new\\_ones | {float(rows['value'].iloc[0]):.3f} |" in text
+    assert "On the suite my\\|suite:" in text
+    card = ModelCard(text)
+    assert card.data.library_name == "dissensus"
+    assert card.data.license is None, "the license is the user's to choose"
+    assert "license" in text.split("---")[1]
+    assert isinstance(yaml.safe_load(text.split("---")[1]), dict)
+    config = json.loads((tmp_path / "after" / "config.json").read_text())
+    assert config["training"]["method"] == "sed-a2d"
+    assert config["training"]["tail"]["name"] == "linear"
+
+
+def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "secret.safetensors")
+    backbone = backbones.create("test_vit", tmp_path / "secret.safetensors", size=SIZE)
+    rows = engines.create("eager", backbone)(pixels(12))
+    features = FeatureSet.from_arrays(rows, torch.arange(12) % 3, provenance={"backbone": backbone.describe()})
+    fit(pipeline.new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
+    hub.write(Detector.load(tmp_path / "run"), Run.open(tmp_path / "run"), tmp_path / "mine")
+    for path in tmp_path.glob("mine/*.*"):
+        assert str(tmp_path).encode() not in path.read_bytes(), path.name
+    again = Detector.from_pretrained(tmp_path / "mine")
+    same_verdicts(Detector.load(tmp_path / "run"), again, [Image.new("RGB", (40, 40), "red")])
+
+
+DAMAGE = {
+    "trunk.safetensors": ("weights", r"the trunk in .* is not the one that made the training features"),
+    "ensemble/ensemble.safetensors": ("weights", r"the members' weights in .* are not those that were exported"),
+    "detector.json": ("gone", r"the calibration in .* is missing: detector.json"),
+    "detector.safetensors": ("gone", r"the calibration in .* is damaged"),
+    "config.json": ("gone", r"is not a detector from the hub: config.json is missing or foreign"),
+}
+
+
+@pytest.mark.parametrize("name", [*DAMAGE, "half a trunk", "half a config", "no trunk", "another backbone"])
+def test_damaged_folders_are_refused(name, photos, tmp_path):
+    out = tmp_path / "mine"
+    hub.write(Detector.load(photos / "run"), Run.open(photos / "run"), out)
+    config = json.loads((out / "config.json").read_text())
+    if name in DAMAGE:
+        kind, message = DAMAGE[name]
+        if kind == "gone":
+            (out / name).unlink()
+        else:
+            state = load_file(out / name)
+            first = next(key for key, value in state.items() if value.is_floating_point())
+            save_file({**state, first: state[first] + 1e-3}, out / name)
+    elif name == "half a trunk":
+        message = "the trunk in .* cannot be read"
+        (out / "trunk.safetensors").write_bytes((out / "trunk.safetensors").read_bytes()[:1000])
+    elif name == "no trunk":
+        message = "the trunk in .* cannot be read"
+        (out / "trunk.safetensors").unlink()
+    elif name == "half a config":
+        message = "config.json in .* is damaged: aggregate is missing"
+        (out / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "aggregate"}))
+    else:
+        message = "the trunk in .* cannot be read"
+        config["backbone"]["name"] = "test_vit"
+        (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=message) as told:
+        Detector.from_pretrained(out)
+    assert "\n" not in str(told.value)
+
+
+def test_repositories_are_fetched_from_the_hub(run, tmp_path, monkeypatch):
+    hub.write(Detector.load(run), Run.open(run), tmp_path / "mine")
+    asked = []
+
+    def fetch(repo, revision, allow_patterns):
+        asked.append((repo, revision))
+        return str(tmp_path / "mine")
+
+    monkeypatch.setattr(pretrained, "snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no look at the network
+    same_verdicts(Detector.load(run), Detector.from_pretrained("someone/mine", "v1"), blobs(20))
+    assert asked == [("someone/mine", "v1")]
+
+
+def test_unknown_folders_and_repositories_are_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    with pytest.raises(RunError, match=r"no detector at no/where: .*the hub does not give one \(.*\); check") as told:
+        Detector.from_pretrained("no/where")
+    assert "\n" not in str(told.value)
+    for where in (tmp_path / "nowhere", "nowhere", "../no/where", ""):
+        with pytest.raises(RunError, match=r"no detector at .*: there is no such folder; give one, or OWNER/NAME"):
+            Detector.from_pretrained(where)
+    with pytest.raises(RunError, match=r"not a detector from the hub.* read a run folder with Detector\.load"):
+        Detector.from_pretrained(run)
+
+
+# the command
+
+
+def command(capsys, *arguments):
+    try:
+        code = main(["export", *map(str, arguments)])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def refuse(capsys, *arguments):
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1, err
+    return err
+
+
+@needs_onnx
+def test_the_command_writes_each_kind(photos, tmp_path, capsys):
+    run = photos / "run"
+    code, out, err = command(capsys, run, "--to", "onnx", "--out", tmp_path / "new" / "d.onnx", "--input", "features")
+    assert (code, out) == (0, f"{tmp_path / 'new' / 'd.onnx'}\n")
+    assert "MB) for ONNX Runtime, checked against PyTorch" in err
+    assert "warning" not in err
+    code, out, err = command(capsys, run, "--to", "timm", "--out", tmp_path / "s.safetensors")
+    assert code == 0
+    assert out.startswith("model = timm.create_model('tf_efficientnet_lite0', num_classes=3, checkpoint_path='")
+    assert "mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)" in out
+    assert "mean of 3 members' weights" in err
+    code, out, err = command(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
+    assert (code, out) == (0, f"{tmp_path / 'mine'}\n")
+    assert "hf upload OWNER/NAME" in err
+
+
+def test_an_uncalibrated_run_is_told_of(run, tmp_path, capsys):
+    (run / "detector.json").unlink()
+    code, _, err = command(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
+    assert code == 0
+    assert f"{run} is not calibrated, so there are no p-values and no verdicts" in err
+
+
+def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "other.onnx").write_text("no model")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
+    before = sorted(tmp_path.rglob("*"))
+    cases = [
+        ([run, "--to", "onnx", "--out", "{}/d.pt"], "must name a file that ends in .onnx; got"),
+        ([run, "--to", "onnx", "--out", ""], "--out must name something"),
+        ([run, "--to", "onnx", "--out", "{}/notes.txt/d.onnx"], "cannot make the folder"),
+        ([run, "--to", "onnx", "--out", "{}/d.onnx", "--input", "images"], "--input images needs a trunk"),
+        ([run, "--to", "hub", "--out", "{}/d", "--input", "images"], "--input is about --to onnx"),
+        ([run, "--to", "timm", "--out", "{}/s.safetensors"], "features that name no backbone"),
+        ([run, "--to", "timm", "--out", "{}/other.safetensors"], "other.safetensors is something else"),
+        ([run, "--to", "hub", "--out", "{}/notes.txt"], "notes.txt is a file: choose another --out"),
+        ([run, "--to", "hub", "--out", run], "must be a new or an empty folder"),
+        ([run, "--to", "hub", "--out", "/"], "a folder of its own"),
+        ([run, "--to", "coreml", "--out", "{}/d"], "--to cannot be 'coreml'"),
+        ([run, "--to", "hub"], "required, but not given: out"),
+        (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),
+        (["{}/half", "--to", "hub", "--out", "{}/d"], "is not finished"),
+    ]
+    if all(importlib.util.find_spec(part) for part in tracing.PARTS):
+        cases += [([run, "--to", "onnx", "--out", "{}/other.onnx"], "other.onnx is something else")]
+    for arguments, message in cases:
+        assert message in refuse(capsys, *[str(a).format(tmp_path) for a in arguments]), arguments
+        assert sorted(tmp_path.rglob("*")) == before, arguments
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    told = refuse(capsys, run, "--to", "onnx", "--out", tmp_path / "d.onnx")
+    assert "needs onnx, onnxscript, onnxruntime: pip install 'dissensus[onnx]'" in told
+
+
+def test_what_cannot_be_written_is_told_and_leaves_nothing(run, tmp_path, capsys, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hub, "write_json", full)
+    assert "cannot write" in refuse(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_interrupted_export_leaves_nothing_and_a_killed_one_is_tidied_up(tmp_path):
+    out = tmp_path / "mine"
+
+    def interrupted():
+        with places.whole(out) as path:
+            path.mkdir()
+            (path / "half").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".mine.tmp" / "mine").mkdir(parents=True)  # what kill -9 leaves
+    (tmp_path / ".mine.tmp" / "mine" / "half").write_text("x")
+    with places.whole(out) as path:
+        path.write_text("whole")
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("mine", "whole")]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command_with_nothing_written(photos, tmp_path):
+    code = "import sys; from dissensus.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["export", str(photos / "run"), "--to", "hub", "--out", str(tmp_path / "mine")]
+    slow = "import dissensus.export.hub as hub, time; hub.card.text = lambda *a, **k: time.sleep(60); "
+    child = subprocess.Popen([sys.executable, "-c", slow + code, *arguments], stderr=subprocess.PIPE, text=True)
+    inside = tmp_path / ".mine.tmp" / "mine" / "config.json"
+    deadline = time.monotonic() + 60
+    while not inside.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err.strip()) == (130, "dissensus: stopped")
+    assert list(Path(tmp_path).iterdir()) == []

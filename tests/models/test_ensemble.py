@@ -1,0 +1,384 @@
+"""Ensemble: stacked members equal to members run one by one, whatever the tail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dissensus._core.errors import DissensusError, RunError, UnknownNameError
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+
+
+def general_tail() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+TAILS = {
+    "linear": lambda: tails.Linear(6, 3),
+    "mlp": lambda: tails.MLP(6, 3),
+    "mlp-without-scale": lambda: tails.MLP(6, 3, hidden=10, gamma=None, eps=1e-3),
+    "conv": lambda: tails.Conv(6, 3, hidden=10, activation="silu"),
+    "torch-linear": lambda: nn.Linear(6, 3, bias=False),
+    "general": general_tail,
+}
+
+
+def one_by_one(ensemble: Ensemble, x: Tensor) -> Tensor:
+    return torch.stack([ensemble.member(i)(x) for i in range(len(ensemble))])
+
+
+@pytest.mark.parametrize("kind", TAILS)
+def test_stacked_members_equal_members_one_by_one(kind):
+    ensemble = Ensemble(TAILS[kind](), members=4, seed=1).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    logits = ensemble(x)
+    assert logits.shape == (4, 5, 3)
+    torch.testing.assert_close(logits, one_by_one(ensemble, x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ensemble(x, [2, 0]), logits[[2, 0]], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ensemble(x, torch.tensor([3])), logits[3:], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TAILS)
+def test_every_member_may_have_a_batch_of_its_own(kind):
+    ensemble = Ensemble(TAILS[kind](), members=3).double()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+    expected = torch.stack([ensemble.member(i)(x[i]) for i in range(3)])
+    logits = ensemble.run(ensemble.stacked(), x, own_batch=True)
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TAILS)
+@pytest.mark.parametrize("own_batch", [False, True])
+def test_gradients_equal_autograds(kind, own_batch):
+    """Weights and features alike."""
+    ensemble = Ensemble(TAILS[kind](), members=3).double()
+    with torch.no_grad():  # away from the start, where norms are one and biases zero
+        for value in ensemble.parameters():
+            value.add_(0.3 * torch.randn_like(value))
+    x = torch.randn(*((3,) if own_batch else ()), 5, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 5, 3, dtype=torch.float64)
+    got = torch.autograd.grad(
+        (ensemble.run(ensemble.stacked(), x, own_batch=own_batch) * weight).sum(), [*ensemble.parameters(), x]
+    )
+    members = [ensemble.member(i) for i in range(3)]
+    plain = torch.stack([member(x[i] if own_batch else x) for i, member in enumerate(members)])
+    leaves = [[*member.parameters()] for member in members]
+    flat = torch.autograd.grad((plain * weight).sum(), [leaf for own in leaves for leaf in own] + [x])
+    count = len(leaves[0])
+    for n, value in enumerate(got[:-1]):
+        expected = torch.stack([flat[i * count + n] for i in range(3)])
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got[-1], flat[-1], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "mlp-without-scale"])
+@pytest.mark.parametrize("own_batch", [False, True])
+def test_closed_form_passes_equal_autograds(kind, own_batch):
+    """Twice with the same scratch memory, the second time on other data and a shorter batch."""
+    ensemble = Ensemble(TAILS[kind](), members=3).double()
+    with torch.no_grad():
+        for value in ensemble.parameters():
+            value.add_(0.3 * torch.randn_like(value))
+    scratch, params = tails.Scratch(), ensemble.stacked()
+    for batch in (5, 5, 4):
+        x = torch.randn(*((3,) if own_batch else ()), batch, 6, dtype=torch.float64)
+        weight = torch.randn(3, batch, 3, dtype=torch.float64)
+        logits = ensemble.run(params, x, own_batch=own_batch)
+        expected = torch.autograd.grad((logits * weight).sum(), list(params.values()))
+        with torch.no_grad():
+            got, saved = ensemble.tail.forward_stacked(params, x, scratch)
+            grads = ensemble.tail.backward_stacked(params, saved, weight, scratch)
+        torch.testing.assert_close(got, logits.detach(), rtol=1e-12, atol=1e-12)
+        assert list(grads) == list(params)
+        for grad, value in zip(grads.values(), expected, strict=True):
+            torch.testing.assert_close(grad, value, rtol=1e-10, atol=1e-12)
+
+
+def test_the_papers_tail_has_the_papers_size():
+    assert sum(value.numel() for value in tails.MLP(768, 1000).parameters()) == 5_495_272
+
+
+def test_mlp_begins_as_norm_and_linear():
+    """Gamma of 1e-4 leaves the residual branch next to silent, which is why members' soup works."""
+    tail = tails.MLP(6, 3)
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(tail(x), tail.head(tail.norm2(x)), rtol=0, atol=1e-3)
+    assert torch.equal(tail.gamma, torch.full((6,), 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("tail", "shape"),
+    [
+        (lambda: tails.MLP(6, 3), (7, 6)),
+        (lambda: tails.MLP(6, 3, gamma=None), (7, 6)),
+        (lambda: tails.Conv(6, 3), (6, 2, 3)),
+    ],
+    ids=["tokens", "tokens-without-scale", "maps"],
+)
+@pytest.mark.parametrize("own_batch", [False, True])
+@pytest.mark.parametrize("learning", [False, True])
+def test_tokens_and_maps_stacked_equal_members_one_by_one(tail, shape, own_batch, learning):
+    """Features of more than one axis; also with five rows, as many as members, where axes could be mixed up."""
+    ensemble = Ensemble(tail(), members=5).double()
+    x = torch.randn(*((5,) if own_batch else ()), 5, *shape, dtype=torch.float64)
+    with torch.set_grad_enabled(learning):
+        logits = ensemble.run(ensemble.stacked(), x, own_batch=own_batch)
+        expected = torch.stack([ensemble.member(i)(x[i] if own_batch else x) for i in range(5)])
+    assert logits.shape == (5, 5, 3)
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_mlp_averages_tokens_before_the_last_norm():
+    """Every token has its own residual; where all are the same, so are the logits of one."""
+    tail = tails.MLP(6, 3, gamma=None).double()
+    x = torch.randn(4, 5, 6, dtype=torch.float64)
+    after = x + tail.fc2(nn.functional.gelu(tail.fc1(tail.norm1(x))))
+    expected = tail.head(tail.norm2(sum(after[:, t] for t in range(5)) / 5))
+    torch.testing.assert_close(tail(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tail(x[:, :1].expand(4, 5, 6)), tail(x[:, 0]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", tails.ACTIVATIONS)
+def test_conv_is_a_1x1_convolution_an_average_and_a_linear_layer(activation):
+    functions = {"relu": nn.ReLU, "relu6": nn.ReLU6, "silu": nn.SiLU, "hardswish": nn.Hardswish, "gelu": nn.GELU}
+    tail = tails.Conv(6, 3, hidden=10, activation=activation)
+    plain = nn.Sequential(
+        nn.Conv2d(6, 10, 1), functions[activation](), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 3)
+    )
+    with torch.no_grad():
+        nn.init.normal_(tail.conv.bias)
+        plain[0].weight.copy_(tail.conv.weight[:, :, None, None])
+        plain[0].bias.copy_(tail.conv.bias)
+        plain[4].load_state_dict(tail.head.state_dict())
+    x = 3 * torch.randn(5, 6, 4, 3)
+    torch.testing.assert_close(tail(x), plain(x))
+    torch.testing.assert_close(tail(x[:, :, 0, 0]), plain(x[:, :, :1, :1]))
+
+
+def test_an_unknown_activation_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown activation 'relu7': did you mean 'relu'"):
+        tails.Conv(6, 3, activation="relu7")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        tails.Linear(6, 3),
+        tails.MLP(6, 3),
+        tails.MLP(6, 3, hidden=10, gamma=None),
+        tails.MLP(6, 3, hidden=10, gamma=0.1, eps=1e-5),
+        tails.Conv(6, 3),
+        tails.Conv(6, 3, hidden=10, activation="hardswish"),
+    ],
+)
+def test_built_in_tails_can_be_built_again_from_their_description(tail):
+    about = json.loads(json.dumps(tails.describe(tail)))
+    built = tails.build(about)
+    assert type(built) is type(tail)
+    assert tails.describe(built) == tails.describe(tail)
+    built.load_state_dict(tail.state_dict())
+    x = torch.randn(4, 6)
+    assert torch.equal(built(x), tail(x))
+
+
+def test_a_tail_that_is_not_built_in_has_no_description():
+    class Mine(tails.MLP):
+        pass
+
+    assert tails.describe(Mine(6, 3)) is None
+    assert tails.describe(nn.Linear(6, 3)) is None
+    with pytest.raises(UnknownNameError, match="unknown tail 'mpl': did you mean 'mlp'"):
+        tails.build({"name": "mpl", "features": 6, "classes": 3})
+
+
+@pytest.mark.parametrize(
+    ("tail", "shape", "fitting"),
+    [
+        (tails.Linear(6, 3), (6,), True),
+        (tails.Linear(6, 3), (7,), False),
+        (tails.Linear(6, 3), (6, 2, 2), False),
+        (tails.MLP(6, 3), (9, 6), True),
+        (tails.MLP(6, 3), (6, 9), False),
+        (tails.Conv(6, 3), (6, 2, 2), True),
+        (tails.Conv(6, 3), (6,), True),
+        (tails.Conv(6, 3), (2, 2, 6), False),
+        (nn.Linear(6, 3), (99,), True),  # not built in: nothing is known about it
+    ],
+)
+def test_which_features_fit_a_tail(tail, shape, fitting):
+    assert tails.fits(tails.describe(tail), shape) is fitting
+
+
+def test_members_can_start_from_what_fits_of_another_tail():
+    ensemble, other = Ensemble(tails.MLP(6, 3), members=3, seed=1), tails.MLP(6, 5)
+    before = {name: value.clone() for name, value in ensemble.stacked().items()}
+    with torch.no_grad():
+        for value in other.parameters():
+            value.normal_()
+    taken = ensemble.start_from(other)
+    assert set(taken) == set(before) - {"head.weight", "head.bias"}
+    own, given = ensemble.stacked(), dict(other.named_parameters())
+    for name, value in before.items():
+        assert torch.equal(own[name], given[name].expand_as(own[name]) if name in taken else value)
+    assert ensemble.start_from(tails.Linear(9, 9)) == []
+    with torch.no_grad():
+        given["fc1.weight"].zero_()
+    assert own["fc1.weight"].any(), "a copy"
+
+
+def test_members_start_apart_and_the_same_seed_starts_the_same():
+    first, again, other = (Ensemble(tails.Linear(6, 3), members=3, seed=s) for s in (0, 0, 1))
+    weight = first.stacked()["weight"]
+    assert all(not torch.equal(weight[i], weight[j]) for i in range(3) for j in range(i))
+    assert torch.equal(weight, again.stacked()["weight"])
+    assert not torch.equal(weight, other.stacked()["weight"])
+
+
+def test_a_members_start_does_not_depend_on_how_many_there_are():
+    small, large = (Ensemble(general_tail, members=m, seed=5) for m in (2, 6))
+    for name, value in small.stacked().items():
+        assert torch.equal(value, large.stacked()[name][:2])
+
+
+def test_making_an_ensemble_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    Ensemble(general_tail, members=3)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_template_weights_can_be_copied():
+    tail = tails.Linear(6, 3)
+    ensemble = Ensemble(tail, members=2, init="template")
+    assert torch.equal(ensemble.stacked()["weight"], tail.weight.expand(2, 3, 6))
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(ensemble(x)[1], tail(x))
+
+
+def test_soup_averages_weights_and_of_one_member_is_that_member():
+    ensemble = Ensemble(tails.MLP(6, 3), members=3)
+    soup = ensemble.soup()
+    torch.testing.assert_close(soup.head.weight, ensemble.stacked()["head.weight"].mean(0))
+    assert torch.equal(ensemble.soup([2]).head.weight, ensemble.member(2).head.weight)
+    with pytest.raises(DissensusError, match="at least one member"):
+        ensemble.soup([])
+
+
+def test_member_is_a_copy():
+    ensemble = Ensemble(tails.Linear(6, 3), members=2)
+    before = ensemble.stacked()["weight"].clone()
+    with torch.no_grad():
+        ensemble.member(1).weight.zero_()
+    assert torch.equal(ensemble.stacked()["weight"], before)
+    with pytest.raises(DissensusError, match=r"within 0\.\.1; got 2"):
+        ensemble.member(2)
+
+
+def test_dropout_draws_a_mask_for_every_member_and_none_in_eval():
+    ensemble = Ensemble(nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 2)), members=2, init="template")
+    x = torch.ones(3, 64)
+    a, b = ensemble(x)
+    assert not torch.equal(a, b)
+    a, b = ensemble.eval()(x)
+    assert torch.equal(a, b)
+
+
+def test_constant_buffers_travel_with_members():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+            self.register_buffer("scale", torch.tensor([2.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.scale
+
+    ensemble = Ensemble(Scaled, members=2)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(ensemble(x, [1]), one_by_one(ensemble, x)[1:])
+    assert ensemble.member(0).scale.shape == (1,)
+
+
+def test_running_statistics_are_refused_by_name():
+    with pytest.raises(DissensusError, match="BatchNorm1d at '1': use LayerNorm"):
+        Ensemble(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), members=2)
+
+
+def test_parameters_that_cannot_be_redrawn_are_refused():
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T
+
+    with pytest.raises(DissensusError, match=r"Bare has parameters but no reset_parameters\(\).*factory"):
+        Ensemble(Bare(), members=2)
+    assert len(Ensemble(Bare, members=2)) == 2
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "mlp-without-scale", "conv"])
+def test_save_and_load_round_trip(kind, tmp_path):
+    ensemble = Ensemble(TAILS[kind](), members=3, seed=9)
+    ensemble.save(tmp_path / "e")
+    loaded = Ensemble.load(tmp_path / "e")
+    assert loaded.seed == 9
+    assert loaded.about == ensemble.about
+    for name, value in ensemble.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+    x = torch.randn(4, 6)
+    assert torch.equal(loaded(x), ensemble(x))
+    assert sorted(path.name for path in (tmp_path / "e").iterdir()) == ["ensemble.json", "ensemble.safetensors"]
+
+
+def test_a_buffer_that_is_not_saved_does_not_keep_an_ensemble_from_loading(tmp_path):
+    def tail():
+        module = nn.Linear(6, 3)
+        module.register_buffer("note", torch.ones(1), persistent=False)
+        return module
+
+    ensemble = Ensemble(tail, members=2)
+    ensemble.save(tmp_path)
+    assert torch.equal(Ensemble.load(tmp_path, tail).stacked()["weight"], ensemble.stacked()["weight"])
+
+
+def test_a_custom_tail_must_be_given_again(tmp_path):
+    ensemble = Ensemble(general_tail, members=2)
+    ensemble.save(tmp_path)
+    with pytest.raises(RunError, match=r"custom module.*tail="):
+        Ensemble.load(tmp_path)
+    loaded = Ensemble.load(tmp_path, general_tail)
+    x = torch.randn(4, 6)
+    assert torch.equal(loaded(x), ensemble(x))
+
+
+def test_damaged_and_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(RunError, match="no ensemble in"):
+        Ensemble.load(tmp_path / "nowhere")
+    ensemble = Ensemble(tails.Linear(6, 3), members=2)
+    ensemble.save(tmp_path)
+    whole = (tmp_path / "ensemble.safetensors").read_bytes()
+    (tmp_path / "ensemble.safetensors").write_bytes(whole[:-10])
+    with pytest.raises(RunError, match="cannot be read"):
+        Ensemble.load(tmp_path)
+    (tmp_path / "ensemble.safetensors").write_bytes(whole)
+    info = json.loads((tmp_path / "ensemble.json").read_text())
+    info["tail"]["classes"] = 4
+    (tmp_path / "ensemble.json").write_text(json.dumps(info))
+    with pytest.raises(RunError, match="do not fit the tail"):
+        Ensemble.load(tmp_path)
+
+
+def test_bad_arguments():
+    with pytest.raises(DissensusError, match="at least one member; got members=0"):
+        Ensemble(tails.Linear(6, 3), members=0)
+    with pytest.raises(DissensusError, match=r"seed must be within 0\.\.2147483647; got -1"):
+        Ensemble(tails.Linear(6, 3), seed=-1)
+    with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
+        tails.create("liner", 6, 3)

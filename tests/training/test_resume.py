@@ -1,0 +1,196 @@
+"""A run killed at any moment and started again ends bit-identical to one that was never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dissensus._core.errors import RunError
+from dissensus.models.ensemble import Ensemble
+from dissensus.training._fit import fit
+from dissensus.training.run import Run
+from tests.conftest import blobs, linear
+
+# Imports once, then forks: a process that trains and is killed, again and again, costs no start-up time.
+DRIVER = """
+import os, random, signal, sys, time
+sys.path.insert(0, {root!r})
+import torch
+from torch import nn
+from torch import nn
+from tests.conftest import blobs
+from dissensus.ensemble import Ensemble
+from dissensus.train import fit
+
+def tail():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+def train(out):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            fit(Ensemble(tail, members=5), blobs(300), "sed-a2d", epochs=20, lr=0.01, batch_size=16,
+                checkpoint_seconds=0.005, log_every=7, out=out, progress=False)
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+def lines(out):
+    try:
+        return open(out + "/metrics.jsonl").read().count("step")
+    except FileNotFoundError:
+        return 0
+
+whole, killed = {whole!r}, {killed!r}
+assert os.waitpid(train(whole), 0)[1] == 0
+expected = lines(whole)
+chance = random.Random(7)
+kills = 0
+for attempt in range(20):
+    pid = train(killed)
+    # From before the first step to the last; the sleep spreads kills over steps, logging and checkpoints.
+    while lines(killed) < expected * attempt / 20 and os.waitpid(pid, os.WNOHANG)[0] == 0:
+        time.sleep(0.001)
+    time.sleep(chance.random() * 0.03)
+    os.kill(pid, signal.SIGKILL)
+    kills += os.waitpid(pid, 0)[1] == signal.SIGKILL
+assert os.waitpid(train(killed), 0)[1] == 0
+print("killed", kills)
+"""
+
+
+def outcome(out: Path) -> tuple[bytes, list[dict[str, object]]]:
+    lines = list(Run.open(out).metrics())
+    return (out / "ensemble" / "ensemble.safetensors").read_bytes(), [{**line, "seconds": None} for line in lines]
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    code = DRIVER.format(root=str(Path(__file__).parents[2]), whole=str(whole), killed=str(killed))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["killed", "20"]
+    weights, lines = outcome(whole)
+    killed_weights, killed_lines = outcome(killed)
+    assert killed_weights == weights
+    assert killed_lines == lines
+    assert not list(killed.glob(".*tmp"))
+
+
+class Stop(Exception):  # noqa: N818
+    """What a test throws to break off training."""
+
+
+def break_off_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Make the trainer fail after so many optimiser steps."""
+    from dissensus.training import step
+
+    original, seen = step.Stepper.__call__, []
+
+    def counted(self, *args):
+        if len(seen) == steps:
+            raise Stop
+        seen.append(None)
+        return original(self, *args)
+
+    monkeypatch.setattr(step.Stepper, "__call__", counted)
+
+
+@pytest.mark.parametrize("method", ["deep-ensemble", "diverse-hps", "a2d", "sed-divdis", "two-stage"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_every_method_resumes_exactly(method, optimizer, elsewhere, tmp_path, monkeypatch):
+    train = blobs()
+    options = {
+        "epochs": 6, "batch_size": 32, "lr": 0.02, "optimizer": optimizer, "confidence": 0.9, "progress": False,
+        "disagreement": elsewhere if method == "a2d" else None,
+    }  # fmt: skip
+    whole = fit(linear(), train, method, **options)
+    for steps in (3, 9, 11):
+        with monkeypatch.context() as patch:
+            break_off_after(patch, steps)
+            with pytest.raises(Stop):
+                fit(linear(), train, method, **options, out=tmp_path / "run", checkpoint_seconds=0)
+    resumed = fit(linear(), train, method, **options, out=tmp_path / "run")
+    for name, value in whole.stacked().items():
+        assert torch.equal(value, resumed.stacked()[name])
+
+
+def test_two_stage_with_dropout_parts_the_samples_alike_when_resumed(tmp_path, monkeypatch):
+    def ensemble():
+        return Ensemble(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), members=3)
+
+    options = {"epochs": 6, "batch_size": 32, "lr": 0.1, "confidence": 0.8, "progress": False}
+    whole = fit(ensemble(), blobs(), "two-stage", **options)
+    with monkeypatch.context() as patch:
+        break_off_after(patch, 4 * 6 + 3)  # in the second stage
+        with pytest.raises(Stop):
+            fit(ensemble(), blobs(), "two-stage", **options, out=tmp_path / "run", checkpoint_seconds=0)
+    resumed = fit(ensemble(), blobs(), "two-stage", **options, out=tmp_path / "run")
+    assert torch.equal(whole.stacked()["1.weight"], resumed.stacked()["1.weight"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_where_it_is_and_the_same_call_goes_on(number, tmp_path, monkeypatch):
+    from dissensus.training import step
+
+    original, seen, before = step.Stepper.__call__, [], signal.getsignal(number)
+
+    def interrupting(self, *args):
+        seen.append(None)
+        if len(seen) == 5:
+            os.kill(os.getpid(), number)
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.Stepper, "__call__", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            fit(linear(), blobs(), epochs=5, batch_size=32, out=tmp_path / "run", progress=False)
+    assert len(seen) == 5
+    seen.clear()
+    monkeypatch.setattr(step.Stepper, "__call__", interrupting)
+    seen.extend([None] * 10)  # past the fifth: count only
+    fit(linear(), blobs(), epochs=5, batch_size=32, out=tmp_path / "run", progress=False)
+    assert len(seen) - 10 == 15  # twenty steps in all, five were done
+    assert signal.getsignal(number) is before
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        break_off_after(patch, 4)
+        with pytest.raises(Stop):
+            fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(RunError, match=r"checkpoint.safetensors cannot be read .*remove it to start anew"):
+        fit(linear(), blobs(), out=tmp_path / "run", progress=False)
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeypatch):
+    from dissensus.training import run as run_module
+
+    original, calls = run_module.save_file, []
+
+    def filling(*args):
+        calls.append(None)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        original(*args)
+
+    monkeypatch.setattr(run_module, "save_file", filling)
+    with pytest.raises(RunError, match=r"cannot write .*checkpoint.safetensors: No space left on device; free some"):
+        fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["checkpoint.safetensors", "metrics.jsonl", "run.json"]
+    monkeypatch.setattr(run_module, "save_file", original)
+    fit(linear(), blobs(), out=tmp_path / "run", progress=False)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
