@@ -75,9 +75,10 @@ def test_accuracies_are_those_of_members_ensemble_and_soup(frame, ensemble, sets
 
 def test_the_greedy_soup_is_not_worse_than_the_best_member_on_held_out_data(ensemble):
     held_out = blobs(seed=4)
-    members = predictions.greedy_members(ensemble, held_out)
+    soups = predictions.make_soups(ensemble, held_out)
+    assert list(predictions.make_soups(ensemble, None)) == ["soup"]
     single = [predictions._accuracy(ensemble.member(i), held_out, ensemble) for i in range(4)]
-    assert predictions._accuracy(ensemble.soup(members), held_out, ensemble) >= max(single)
+    assert predictions._accuracy(soups["greedy-soup"], held_out, ensemble) >= max(single)
 
 
 def test_detection_compares_each_set_with_the_id_set(frame, ensemble, sets):

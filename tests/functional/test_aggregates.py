@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from dissensus._core.errors import DissensusError, ShapeError
+from dissensus._core.errors import DissensusError, ShapeError, UnknownNameError
 from dissensus.functional import aggregates
 
 INF = math.inf
@@ -59,7 +59,7 @@ def test_prediction_and_probability_differ_by_hand() -> None:
     torch.testing.assert_close(aggregates.probability(logits), torch.tensor([[0.7, 0.3]]).log())
 
 
-@pytest.mark.parametrize("name", sorted(aggregates.AGGREGATES))
+@pytest.mark.parametrize("name", sorted(aggregates.of_kind("logits")))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_normalised_and_never_in_half_precision(name: str, dtype: torch.dtype) -> None:
     logits = (3 * torch.randn(4, 5, 30, generator=torch.Generator().manual_seed(0))).to(dtype)
@@ -113,32 +113,67 @@ def test_restrict_keeps_the_given_order() -> None:
 
 def test_greedy_soup_by_hand() -> None:
     """Best first: 2, 0, 3, 1. {2} .70; with 0 .68 falls, skip; with 3 .70 does not, keep; with 1 .72."""
-    accuracy = {(2,): 0.70, (2, 0): 0.68, (2, 3): 0.70, (2, 3, 1): 0.72}
+    accuracy = {(0,): 0.6, (1,): 0.3, (2,): 0.70, (3,): 0.5, (2, 0): 0.68, (2, 3): 0.70, (2, 3, 1): 0.72}
     tried: list[tuple[int, ...]] = []
 
     def held_out(members: list[int]) -> float:
         tried.append(tuple(members))
         return accuracy[tuple(members)]
 
-    assert aggregates.greedy_soup([2, 0, 3, 1], held_out) == [2, 3, 1]
-    assert tried == [(2,), (2, 0), (2, 3), (2, 3, 1)]
+    assert aggregates.greedy_soup(4, held_out) == [2, 3, 1]
+    assert tried == [(0,), (1,), (2,), (3,), (2, 0), (2, 3), (2, 3, 1)]
 
 
 def test_greedy_soup_raises_the_bar() -> None:
     """{0} .5; with 1: .6, keep; with 2: .55, above the start but below the soup so far, skip."""
-    accuracy = {(0,): 0.5, (0, 1): 0.6, (0, 1, 2): 0.55}
-    assert aggregates.greedy_soup([0, 1, 2], lambda members: accuracy[tuple(members)]) == [0, 1]
+    accuracy = {(0,): 0.5, (1,): 0.5, (2,): 0.4, (0, 1): 0.6, (0, 1, 2): 0.55}
+    assert aggregates.greedy_soup(3, lambda members: accuracy[tuple(members)]) == [0, 1]
 
 
-def test_oracle_is_the_best_member() -> None:
-    assert aggregates.oracle(torch.tensor([0.3, 0.8, 0.5, 0.8])) == 1
+def test_the_uniform_soup_takes_all() -> None:
+    assert aggregates.soup(3) == [0, 1, 2]
+
+
+def test_single_members_and_the_best_of_them() -> None:
+    assert float(aggregates.oracle(torch.tensor([0.3, 0.8, 0.5, 0.8]))) == pytest.approx(0.8)
+    assert float(aggregates.members(torch.tensor([0.3, 0.8, 0.5, 0.8]))) == pytest.approx(0.6)
+
+
+def test_every_aggregate_has_a_heading_and_a_summary_of_its_own() -> None:
+    entries = aggregates.AGGREGATES.values()
+    assert [entry.name for entry in entries] == list(aggregates.AGGREGATES)
+    for field in ("heading", "summary"):
+        values = [getattr(entry, field) for entry in entries]
+        assert all(values)
+        assert len(set(values)) == len(values)
+    assert list(aggregates.of_kind("logits")) == ["prediction", "probability", "vote"]
+
+
+def test_your_own_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregates, "AGGREGATES", aggregates.AGGREGATES.copy())
+
+    @aggregates.register("first member", kind="logits")
+    def the_first(logits: Tensor) -> Tensor:
+        return logits[0].log_softmax(-1)
+
+    assert aggregates.AGGREGATES["the-first"].function is the_first
+    assert "the-first" in aggregates.of_kind("logits")
+    with pytest.raises(DissensusError, match="every aggregate needs its own name; 'the-first' is taken"):
+        aggregates.register("again", kind="logits")(the_first)
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown aggregate 'greedy_soup': did you mean 'greedy-soup'"):
+        aggregates.AGGREGATES["greedy_soup"]
+    with pytest.raises(UnknownNameError, match="unknown aggregate 'soup': known: prediction, probability, vote"):
+        aggregates.of_kind("logits").check("soup")
 
 
 def test_misuse_is_refused() -> None:
-    for name in aggregates.AGGREGATES:
+    for name in aggregates.of_kind("logits"):
         with pytest.raises(ShapeError, match=r"\(M, B, C\); got \(5, 10\): for one sample"):
             aggregates.AGGREGATES[name](torch.zeros(5, 10))
     with pytest.raises(ShapeError, match=r"\(M,\) with M >= 1; got \(2, 2\)"):
         aggregates.oracle(torch.zeros(2, 2))
-    with pytest.raises(DissensusError, match="empty order"):
-        aggregates.greedy_soup([], lambda members: 1.0)
+    with pytest.raises(DissensusError, match="at least one member; got 0"):
+        aggregates.greedy_soup(0, lambda members: 1.0)

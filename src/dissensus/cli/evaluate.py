@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say
 
 EXAMPLE = "dissensus evaluate runs/mine --suite digits"
@@ -68,17 +68,15 @@ def evaluate(
     from dissensus.training.run import Run
 
     scores.get(score)
-    shown = [*aggregates.AGGREGATES, *aggregates.OF_WEIGHTS]
-    if aggregate not in shown:
-        raise UnknownNameError("aggregate", aggregate, shown)
+    chosen = aggregates.AGGREGATES[aggregate]
     if out is not None and Path(out).suffix not in tables.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(tables.SUFFIXES)}; got {out}")
     opened = [Run.open(run) for run in runs]
     options = inputs.suite_options(opened, suite, root, features)
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
     sets, families, kept = inputs.find_judges(suite, id, others, held_out, options)
-    if aggregate == "greedy-soup" and kept is None:
-        raise DissensusError("greedy-soup is chosen on held-out features; none were given: add --held-out FEATURES")
+    if chosen.held_out and kept is None:
+        raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
     frames: list[pd.DataFrame] = []
     seen: dict[tuple[Any, ...], Run] = {}
     for run in opened:

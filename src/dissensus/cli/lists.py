@@ -30,7 +30,7 @@ def list_(what: str) -> None:
         "backbones": backbones.known,
         "methods": lambda: {name: method.summary for name, method in methods.METHODS.items()},
         "scores": lambda: _first_lines(scores.SCORES),
-        "aggregates": lambda: _first_lines(aggregates.AGGREGATES) | aggregates.OF_WEIGHTS,
+        "aggregates": lambda: {name: a.summary for name, a in aggregates.AGGREGATES.items()},
         "suites": lambda: {name: suites.summary(name) for name in suites.SUITES},
         "studies": lambda: {name: f"{s.paper}: {s.summary}" for name, s in studies.STUDIES.items()},
         "tails": lambda: _first_lines(tails.TAILS) | {"backbone": "The layers that were cut off the backbone."},

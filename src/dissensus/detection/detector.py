@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus import backbones
-from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError, UnknownNameError
+from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError
 from dissensus.backbones import Backbone, engines
 from dissensus.detection import pretrained
 from dissensus.detection.threshold import Threshold, check_count, combined, names_of
@@ -60,8 +60,7 @@ class Detector:
         threshold: Threshold | None = None,
         trained_on: Mapping[str, Any] | None = None,
     ) -> None:
-        if aggregate not in aggregates.AGGREGATES:
-            raise UnknownNameError("aggregate", aggregate, aggregates.AGGREGATES)
+        aggregates.of_kind("logits").check(aggregate)
         self.ensemble = ensemble.eval()
         self.classes = _class_names(classes, ensemble.classes)
         self.aggregate, self.engine, self.threshold = aggregate, engine, threshold

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pandas as pd
-from torch import nn
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError
-from dissensus.evaluation.predictions import Judged, Samples, greedy_members, judge
+from dissensus.evaluation.predictions import Judged, Samples, judge, make_soups
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.functional import scores
 from dissensus.functional.metrics import detection
@@ -108,9 +107,7 @@ def evaluate(
     was_training = ensemble.training
     try:
         ensemble.eval()
-        soups: dict[str, nn.Module] = {"soup": ensemble.soup().eval()}
-        if held_out is not None:
-            soups["greedy-soup"] = ensemble.soup(greedy_members(ensemble, held_out)).eval()
+        soups = make_soups(ensemble, held_out)
         bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
         judged = {
             s.name: judge(

@@ -50,7 +50,7 @@ def judge(
     protocol: str = "mask",
 ) -> Judged:
     """Run the ensemble and its soups over the features; `wanted` are the names of scores."""
-    qualities = {name: Classification() for name in [*aggregates.AGGREGATES, *soups]}
+    qualities = {name: Classification() for name in [*aggregates.of_kind("logits"), *soups]}
     parts: dict[str, list[Tensor]] = {name: [] for name in (*wanted, "prediction", "confidence", "votes")}
     known = features.labels if labelled else None
     for x, at in features.batches(batch_size(ensemble, features.shape)):
@@ -77,15 +77,13 @@ def judge(
     if known is None:
         return Judged(samples)
     metrics = {name: quality.compute() for name, quality in qualities.items()}
-    accuracy = (votes == known).double().mean(-1)
-    metrics["members"] = {"accuracy": float(accuracy.mean())}
-    metrics["oracle"] = {"accuracy": float(accuracy[aggregates.oracle(accuracy)])}
+    right = (votes == known).double()
+    alone = {"accuracy": right.mean(-1)}  # metric -> (M,)
     if features.groups is not None:
-        right = (votes == known).double()
-        each = torch.stack([right[:, features.groups == g].mean(-1) for g in torch.unique(features.groups)])  # (G, M)
-        worst = each.amin(0)
-        metrics["members"]["worst_group"] = float(worst.mean())
-        metrics["oracle"]["worst_group"] = float(worst.max())
+        each = [right[:, features.groups == g].mean(-1) for g in torch.unique(features.groups)]
+        alone["worst_group"] = torch.stack(each).amin(0)
+    for name, aggregate in aggregates.of_kind("members").items():
+        metrics[name] = {metric: float(aggregate(values)) for metric, values in alone.items()}
     return Judged(samples, metrics)
 
 
@@ -94,7 +92,7 @@ def _answers(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Every aggregate's log-probabilities, restricted to the set's classes, and the labels among those."""
     if subset is None:
-        answers = {name: combine(logits) for name, combine in aggregates.AGGREGATES.items()}
+        answers = {name: combine(logits) for name, combine in aggregates.of_kind("logits").items()}
         return labels, answers | {name: aggregates.prediction(z) for name, z in soups.items()}
     place = torch.full((logits.shape[-1],), -1)
     place[torch.as_tensor(subset)] = torch.arange(len(subset))
@@ -103,7 +101,7 @@ def _answers(
             f"a label lies outside the subset of classes: {int(labels[place[labels] < 0][0])}; correct either"
         )
     narrow = aggregates.restrict(logits, subset)
-    answers = {name: combine(narrow) for name, combine in aggregates.AGGREGATES.items()}
+    answers = {name: combine(narrow) for name, combine in aggregates.of_kind("logits").items()}
     if protocol == "vote":
         answers["prediction"] = answers["vote"] = aggregates.authors_vote(logits, subset)
     return place[labels], answers | {
@@ -111,11 +109,18 @@ def _answers(
     }
 
 
-def greedy_members(ensemble: Ensemble, held_out: FeatureSet) -> list[int]:
-    """The members of the greedy soup: the best on held-out features first, then each that does not make it worse."""
-    single = [_accuracy(ensemble.member(i), held_out, ensemble) for i in range(len(ensemble))]
-    order = sorted(range(len(ensemble)), key=lambda i: -single[i])
-    return aggregates.greedy_soup(order, lambda members: _accuracy(ensemble.soup(members), held_out, ensemble))
+def make_soups(ensemble: Ensemble, held_out: FeatureSet | None) -> dict[str, nn.Module]:
+    """Every aggregate of weights as one module, by name; without `held_out`, only those that do not need it."""
+
+    def accuracy(members: list[int]) -> float:
+        assert held_out is not None
+        return _accuracy(ensemble.soup(members), held_out, ensemble)
+
+    return {
+        name: ensemble.soup(choose(len(ensemble), accuracy)).eval()
+        for name, choose in aggregates.of_kind("weights").items()
+        if held_out is not None or not choose.held_out
+    }
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ class Graph(nn.Module):
         super().__init__()
         self.features: nn.Module = FromPixels(detector.backbone) if images else nn.Identity()
         self.members = Members(detector.ensemble)
-        self.aggregate = aggregates.AGGREGATES[detector.aggregate]
+        self.aggregate = aggregates.AGGREGATES[detector.aggregate].function
         self.rule = None if detector.threshold is None else Rule(detector.threshold)
         self.eval()
 

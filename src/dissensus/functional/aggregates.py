@@ -1,38 +1,117 @@
-"""From the members to one answer: logits (M, B, C) to log-probabilities (B, C), and which members to keep.
+"""From M members to one answer: of their logits, of their weights, or of how good each is alone.
 
-An answer's class is its argmax, the lowest class where several tie.
+The predicted class is the argmax of an answer, the lowest class where several tie. `AGGREGATES` holds every aggregate;
+evaluation, tables and report list what it holds, and your own joins it with the same decorator:
+
+>>> @register("median", kind="logits")
+... def median(logits):
+...     return logits.median(dim=0).values.log_softmax(dim=-1)
+>>> AGGREGATES["median"](torch.zeros(3, 1, 2))
+tensor([[-0.6931, -0.6931]])
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from dissensus._core.errors import DissensusError, ShapeError
+from dissensus._core.registry import Registry
 from dissensus.functional.checks import check_logits, full_precision
 
 __all__ = [
     "AGGREGATES",
-    "OF_WEIGHTS",
+    "Aggregate",
     "authors_vote",
     "greedy_soup",
+    "members",
+    "of_kind",
     "oracle",
     "prediction",
     "probability",
+    "register",
     "restrict",
+    "soup",
     "vote",
 ]
 
+Kind = Literal["logits", "weights", "members"]
+Accuracy = Callable[[list[int]], float]
+"""Held-out accuracy of the model whose weights are the mean of these members'."""
 
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A way to get one answer from M members, and how tables show it.
+
+    Attributes:
+        name: its key in `AGGREGATES`.
+        heading: its name in tables.
+        kind: what `function` works on.
+            logits: (M, B, C) -> log-probabilities (B, C).
+            weights: number of members and `Accuracy` -> list of the members whose weights to average.
+            members: a metric of each member alone, (M,) -> ().
+        function: the aggregate itself; calling the `Aggregate` calls it.
+        held_out: whether an aggregate of weights needs held-out data for its `Accuracy`.
+    """
+
+    name: str
+    heading: str
+    kind: Kind
+    function: Callable[..., Any]
+    held_out: bool = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Call `function`."""
+        return self.function(*args)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (self.function.__doc__ or "").strip().split("\n")[0]
+
+
+AGGREGATES: Registry[Aggregate] = Registry("aggregate")
+"""Every registered aggregate by name, in the order of tables."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def register(heading: str, *, kind: Kind, held_out: bool = False) -> Callable[[_F], _F]:
+    """Add the decorated function to `AGGREGATES` under its name, with dashes for underscores.
+
+    Args:
+        heading: its name in tables.
+        kind: what it works on, see `Aggregate`.
+        held_out: whether an aggregate of weights needs held-out data.
+    """
+
+    def add(function: _F) -> _F:
+        name = function.__name__.replace("_", "-")
+        AGGREGATES.add(name, Aggregate(name, heading, kind, function, held_out))
+        return function
+
+    return add
+
+
+def of_kind(kind: Kind) -> Registry[Aggregate]:
+    """The aggregates of one kind, by name."""
+    return Registry("aggregate", {name: entry for name, entry in AGGREGATES.items() if entry.kind == kind})
+
+
+@register("ensemble", kind="logits")
 def prediction(logits: Tensor) -> Tensor:
     """Prediction ensemble: log softmax of the mean logits, (M, B, C) -> (B, C)."""
     check_logits(logits)
     return full_precision(logits).mean(dim=0).log_softmax(dim=-1)
 
 
+@register("mean probability", kind="logits")
 def probability(logits: Tensor) -> Tensor:
     """Probability ensemble: log of the mean probability, (M, B, C) -> (B, C).
 
@@ -42,10 +121,11 @@ def probability(logits: Tensor) -> Tensor:
     return full_precision(logits).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
 
 
+@register("vote", kind="logits")
 def vote(logits: Tensor) -> Tensor:
     """Plurality vote: log of the share of members that predict each class, (M, B, C) -> (B, C).
 
-    -inf where nobody does. A member whose classes tie votes for the lowest of them.
+    -inf for a class that no member predicts. A member whose classes tie votes for the lowest of them.
     """
     check_logits(logits)
     M, B, C = logits.shape
@@ -56,26 +136,62 @@ def vote(logits: Tensor) -> Tensor:
     return (votes / M).log()
 
 
-AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "prediction": prediction,
-    "probability": probability,
-    "vote": vote,
-}
-"""Every aggregate of logits by its name."""
+@register("uniform soup", kind="weights")
+def soup(count: int, accuracy: Accuracy | None = None) -> list[int]:
+    """Uniform soup: one model with the mean of all members' weights."""
+    return list(range(count))
 
-OF_WEIGHTS: dict[str, str] = {
-    "soup": "Uniform soup: one model with the mean of all members' weights.",
-    "greedy-soup": "Greedy soup: the mean of the members that help on held-out data.",
-    "oracle": "Oracle selection: the member that is best on the test set itself.",
-}
-"""What is made of whole members instead of their logits, and a line about each."""
+
+@register("greedy soup", kind="weights", held_out=True)
+def greedy_soup(count: int, accuracy: Accuracy) -> list[int]:
+    """Greedy soup: the mean weights of the members that help on held-out data.
+
+    The recipe of Wortsman et al. (2022): start with the best member and add the others, from best to worst, unless the
+    held-out accuracy falls.
+
+    Args:
+        count: number of members.
+        accuracy: held-out accuracy of the soup of the members it is given.
+
+    Returns:
+        The members whose weights to average.
+    """
+    if count < 1:
+        raise DissensusError(f"a greedy soup needs at least one member; got {count}")
+    alone = [accuracy([i]) for i in range(count)]
+    first, *others = sorted(range(count), key=lambda i: -alone[i])
+    chosen, best = [first], alone[first]
+    for member in others:
+        trial = accuracy([*chosen, member])
+        if trial >= best:
+            chosen.append(member)
+            best = trial
+    return chosen
+
+
+@register("members alone", kind="members")
+def members(values: Tensor) -> Tensor:
+    """Single members: the mean of what each reaches alone, (M,) -> ()."""
+    return _check_values(values).mean()
+
+
+@register("oracle", kind="members")
+def oracle(values: Tensor) -> Tensor:
+    """Oracle selection: the member that is best on the test set itself, (M,) -> ()."""
+    return _check_values(values).max()
+
+
+def _check_values(values: Tensor) -> Tensor:
+    if values.ndim != 1 or len(values) == 0:
+        raise ShapeError(f"members' values must be (M,) with M >= 1; got {tuple(values.shape)}: give one per member")
+    return values
 
 
 def restrict(logits: Tensor, subset: Tensor | Sequence[int]) -> Tensor:
-    """Only these classes, in this order: (..., C) -> (..., len(subset)).
+    """Keep only these classes, in this order: (..., C) -> (..., len(subset)).
 
-    The usual protocol for a test set that has a part of the classes: restrict first, then aggregate. Labels
-    are then positions in `subset`.
+    The usual protocol for a test set that has some of the classes: restrict first, then aggregate. Labels are then
+    positions in `subset`.
     """
     return logits[..., torch.as_tensor(subset, device=logits.device)]
 
@@ -87,30 +203,3 @@ def authors_vote(logits: Tensor, subset: Tensor | Sequence[int]) -> Tensor:
     shares may sum to less than 1; a sample that loses them all is -inf throughout, and its argmax is 0.
     """
     return restrict(vote(logits), subset)
-
-
-def greedy_soup(order: Sequence[int], accuracy: Callable[[list[int]], float]) -> list[int]:
-    """Members whose weights to average, by the greedy recipe of Wortsman et al. (2022).
-
-    `order` names members from best to worst on held-out data; `accuracy` gives the held-out accuracy of the
-    soup of the members it is given. Starts with the best and adds each next one unless accuracy falls.
-    """
-    if not order:
-        raise DissensusError("a greedy soup needs a member; got an empty order: list members, best first")
-    kept = [order[0]]
-    best = accuracy(list(kept))
-    for member in order[1:]:
-        trial = accuracy([*kept, member])
-        if trial >= best:
-            kept.append(member)
-            best = trial
-    return kept
-
-
-def oracle(member_accuracy: Tensor) -> int:
-    """The member that is best on the test set itself: (M,) -> its index, the lowest where several tie."""
-    if member_accuracy.ndim != 1 or len(member_accuracy) == 0:
-        raise ShapeError(
-            f"member accuracies must be (M,) with M >= 1; got {tuple(member_accuracy.shape)}: give one number a member"
-        )
-    return int(member_accuracy.argmax())

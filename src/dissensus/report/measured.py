@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dissensus.evaluation.outcomes import Column, Row, Table, Value
+from dissensus.functional import aggregates
 from dissensus.report.sources import JudgedRun
 
 KEYS = ["group", "run", "aggregate", "score", "metric", "family"]
-AGGREGATES = ("prediction", "probability", "vote", "soup", "greedy-soup", "members", "oracle")
 
 
 class Measured:
@@ -81,7 +81,7 @@ class Measured:
         rows = [
             Row((group, how), tuple(self.value(group, "accuracy", family, aggregate=how) for family in families))
             for group in self.groups
-            for how in AGGREGATES
+            for how in aggregates.AGGREGATES
         ]
         note = "prediction: mean logits; oracle: the best member, chosen with the labels of the test set in hand."
         return _table("Ways to join the members", ("method", "aggregate"), columns, rows, note)

@@ -6,6 +6,7 @@ from dissensus.evaluation.outcomes import Column, Row, Table
 from dissensus.experiments.studies.contenders import ROWS, contenders, fixed
 from dissensus.experiments.studies.lab import Lab
 from dissensus.experiments.studies.measures import Measures
+from dissensus.functional.aggregates import AGGREGATES
 
 LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
 
@@ -19,8 +20,8 @@ def generalization(lab: Lab) -> list[Table]:
         rows.append((name, large, trial.with_name(f"{trial.name} M={large}")))
     measures = Measures(lab.run([trial for _, _, trial in rows]), lab.suite())
     families = measures.families("id", "shift", "groups")
-    kinds = {"oracle": "oracle", "prediction": "ensemble", "soup": "uniform soup"}
-    columns = [Column(f"{title} %", name, percent=True) for title in kinds.values() for name in families]
+    kinds = ("oracle", "prediction", "soup")
+    columns = [Column(f"{AGGREGATES[kind].heading} %", name, percent=True) for kind in kinds for name in families]
     made = [
         Row(
             (name, str(1 if name == "single" else members)),

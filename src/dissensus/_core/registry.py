@@ -1,0 +1,50 @@
+"""Registry: names to choose from, such as scores and methods; the one place to add another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from dissensus._core.errors import DissensusError, UnknownNameError
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, T]):
+    """A dictionary that suggests the nearest name where one is unknown.
+
+    >>> SIZES = Registry("size", {"small": 1, "large": 2})
+    >>> SIZES["smal"]
+    Traceback (most recent call last):
+    dissensus._core.errors.UnknownNameError: unknown size 'smal': did you mean 'small'? known: large, small
+
+    Args:
+        kind: what the names stand for, in the singular.
+        entries: the first entries.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T] | Iterable[tuple[str, T]] = ()) -> None:
+        super().__init__(entries)
+        self.kind = kind
+
+    def __missing__(self, name: str) -> T:
+        raise UnknownNameError(self.kind, str(name), self)
+
+    def add(self, name: str, entry: T) -> None:
+        """Add an entry.
+
+        Raises:
+            DissensusError: if the name is taken.
+        """
+        if name in self:
+            raise DissensusError(f"every {self.kind} needs its own name; {name!r} is taken: choose another")
+        self[name] = entry
+
+    def check(self, *names: str) -> None:
+        """Raise `UnknownNameError` if one of these names is unknown."""
+        for name in names:
+            self[name]
+
+    def copy(self) -> Registry[T]:
+        """A shallow copy, as of a dictionary."""
+        return Registry(self.kind, self)
