@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from dissensus._core.errors import DataError, ShapeError
-from dissensus.functional import metrics
-from dissensus.functional.metrics import Classification, detection
+from dissensus._core.errors import DataError, DissensusError, ShapeError
+from dissensus.functional import classification, metrics
+from dissensus.functional.classification import Classification
+from dissensus.functional.metrics import METRICS, detection, threshold
 
 
 def evaluate(log_probs: Tensor, labels: Tensor, groups: Tensor | None = None, batch: int = 10**9) -> dict[str, float]:
@@ -143,8 +144,46 @@ def test_classification_misuse() -> None:
         quality.update(log_probs, labels)
 
 
-def test_the_example_runs() -> None:
+def test_the_examples_run() -> None:
+    assert doctest.testmod(classification) == doctest.TestResults(failed=0, attempted=3)
     assert doctest.testmod(metrics) == doctest.TestResults(failed=0, attempted=3)
+
+
+def test_a_registered_metric_is_computed_wherever_its_inputs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "METRICS", dict(METRICS))
+
+    @metrics.register(heading="sure", better="higher", percent=True)
+    def sure(confidence: Tensor) -> float:
+        return float((confidence > 0.5).double().mean())
+
+    @metrics.register(heading="gap")
+    def gap(id_scores: Tensor, ood_scores: Tensor) -> float | None:
+        return float(ood_scores.mean() - id_scores.mean()) if len(id_scores) > 2 else None
+
+    found = evaluate(torch.tensor([[0.8, 0.2], [0.6, 0.4], [0.5, 0.5]]).log(), torch.tensor([0, 1, 0]))
+    assert found["sure"] == pytest.approx(2 / 3)
+    assert "gap" not in found
+    assert detection(torch.zeros(3), torch.ones(3))["gap"] == 1
+    assert "gap" not in detection(torch.zeros(2), torch.ones(3))  # it returned None
+    assert metrics.describe("sure").kind == "answers"
+
+
+def test_a_metric_of_unknown_inputs_is_refused() -> None:
+    with pytest.raises(DissensusError, match=r"a metric's parameters must be among .*; got logits"):
+        metrics.register(heading="x")(lambda logits: 0.0)
+    with pytest.raises(DissensusError, match="got correct, scores"):
+        metrics.register(heading="x")(lambda correct, scores: 0.0)
+
+
+def test_metrics_in_files_of_other_sessions_are_neutral() -> None:
+    unknown = metrics.describe("unheard_of")
+    assert (unknown.heading, unknown.better, unknown.headline) == ("unheard_of", "", False)
+
+
+def test_the_threshold_leaves_the_share_of_false_alarms_above_it() -> None:
+    scores = torch.arange(1.0, 21.0)
+    assert threshold(scores) == 19
+    assert threshold(scores, 0.5) == 10
 
 
 # Detection

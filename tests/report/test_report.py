@@ -26,7 +26,8 @@ from dissensus.evaluation._evaluate import SuiteSet, evaluate
 from dissensus.evaluation.outcomes import Column, Curve, Example, Outcome, Row, Table, Value
 from dissensus.evaluation.predictions import Samples
 from dissensus.features import FeatureSet
-from dissensus.functional.metrics import Classification, detection
+from dissensus.functional.classification import Classification
+from dissensus.functional.metrics import detection, threshold
 from dissensus.images import ImageSet
 from dissensus.report import charts, numbers, reproduce, svg
 from dissensus.training.run import Run
@@ -137,7 +138,7 @@ def scores_with_ties(seed: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_share_caught_is_what_fpr95_leaves(seed):
     inside, outside = scores_with_ties(seed)
-    limit = numbers.threshold(inside)
+    limit = threshold(inside)
     assert numbers.above(inside, limit) <= 0.05
     assert numbers.above(inside, np.nextafter(limit, -np.inf)) > 0.05
     fpr = detection(torch.tensor(inside), torch.tensor(outside))["fpr95"]

@@ -12,8 +12,7 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError
 from dissensus.evaluation.predictions import Judged, Samples, judge, make_soups
 from dissensus.features import FeatureSet, check_backbone
-from dissensus.functional import scores
-from dissensus.functional.metrics import detection
+from dissensus.functional import metrics, scores
 from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
@@ -183,12 +182,12 @@ def _some(values: Sequence[object]) -> str:
 def _rows(s: SuiteSet, own: Judged, inside: Judged) -> list[dict[str, Any]]:
     rows = [
         {"aggregate": name, "score": "", "metric": metric, "value": value}
-        for name, metrics in own.metrics.items()
-        for metric, value in metrics.items()
+        for name, quality in own.metrics.items()
+        for metric, value in quality.items()
     ]
     for name, values in own.samples.scores.items():
-        found = {"mean": float(values.double().mean())}
+        found = metrics.compute(scores=values.double())
         if s.role in ("shift", "ood"):
-            found |= detection(inside.samples.scores[name].double(), values.double())
+            found |= metrics.detection(inside.samples.scores[name].double(), values.double())
         rows += [{"aggregate": "", "score": name, "metric": metric, "value": value} for metric, value in found.items()]
     return rows

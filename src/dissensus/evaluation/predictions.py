@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet
 from dissensus.functional import aggregates, scores
-from dissensus.functional.metrics import Classification
+from dissensus.functional.classification import Classification
 from dissensus.models.ensemble import Ensemble
 
 # Logits held at once, 64 MB: 50 members x 1000 classes go in batches of 335.

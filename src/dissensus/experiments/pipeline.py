@@ -22,6 +22,7 @@ from dissensus.evaluation._evaluate import Suite, evaluate
 from dissensus.evaluation.predictions import Samples
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal
+from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods
@@ -31,7 +32,6 @@ from dissensus.training.run import Run
 
 TAIL_NAMES = (*tails.TAILS, "backbone")
 INITS = ("random", "pretrained")
-FALSE_ALARMS = 0.05  # of the detectors that a job leaves
 
 
 def run_methods(

@@ -1,140 +1,229 @@
-"""How good the answers are (`Classification`) and how well a score tells OOD from ID (`detection`)."""
+"""METRICS: every number that `evaluate` measures on a set, with how tables show it.
+
+A metric is a function whose parameters name what it is computed from; it applies wherever all of these are known:
+
+- answers to labelled samples: `correct` (N,) 0 or 1, `confidence` (N,) of the predicted class, `label_log_prob` (N,),
+  `squared_error` (N,) of the probabilities, `groups` (N,); all but `groups` float64, `groups` integers;
+- detection: `id_scores` (N,) and `ood_scores` (K,), higher = more OOD;
+- a score on one set: `scores` (N,).
+
+It returns a number, or None where there is none. To add one, register it; `evaluate`, tables and reports follow:
+
+>>> @register(heading="overconfidence", better="lower")
+... def overconfidence(confidence: Tensor, correct: Tensor) -> float:
+...     return float((confidence - correct).mean())
+>>> METRICS["overconfidence"].kind
+'answers'
+>>> del METRICS["overconfidence"]
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus._core.errors import DataError, ShapeError
+from dissensus._core.errors import DataError, DissensusError, ShapeError
 
-__all__ = ["Classification", "detection"]
+__all__ = [
+    "FALSE_ALARMS",
+    "METRICS",
+    "Better",
+    "Metric",
+    "compute",
+    "describe",
+    "detection",
+    "register",
+    "threshold",
+]
+
+FALSE_ALARMS = 0.05
+"""Share of ID samples above the detection threshold unless stated otherwise: FPR95, reports, default detectors."""
+
+Function = Callable[..., float | None]
+Better = Literal["higher", "lower", ""]
+INPUTS = {
+    "answers": {"correct", "confidence", "label_log_prob", "squared_error", "groups"},
+    "detection": {"id_scores", "ood_scores"},
+    "scores": {"scores"},
+}
 
 # sklearn.metrics and torchmetrics take seconds to import, so the functions that need them do it.
 
 
-class Classification:
-    """Quality of class log-probabilities, batch by batch; keeps a few numbers a sample, never (N, C).
+@dataclass(frozen=True)
+class Metric:
+    """A metric and how tables show it.
 
-    >>> quality = Classification()
-    >>> quality.update(torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log(), labels=torch.tensor([0, 0]))
-    >>> quality.compute()["accuracy"]
-    0.5
+    Attributes:
+        function: computes it; see the module's docstring.
+        heading: its name in column headings.
+        better: "higher", "lower", or "" where neither is better.
+        percent: whether it is a share, shown in percent.
+        headline: whether the short table of `evaluate` shows it; reports show all metrics.
     """
 
-    def __init__(self) -> None:
-        self._batches: list[dict[str, Tensor]] = []
-        self._finite = True
+    function: Function
+    heading: str
+    better: Better = ""
+    percent: bool = False
+    headline: bool = True
 
-    def update(self, log_probs: Tensor, labels: Tensor, groups: Tensor | None = None) -> None:
-        """Take in log-probabilities (B, C), labels (B,) and, for `worst_group`, integer groups (B,)."""
-        self._check(log_probs, labels, groups)
-        if len(labels) == 0:
-            return
-        log_probs = log_probs.detach().to(torch.promote_types(log_probs.dtype, torch.float32))
-        lowest, highest = log_probs.aminmax()
-        # a sum of rounded probabilities may pass 1 by a hair; logits given by mistake pass it by far
-        if not highest <= 1e-3:
-            raise DataError(
-                f"log_probs must be log-probabilities, at most 0; got {float(highest):.4g}: "
-                "use aggregate.prediction(logits)"
-            )
-        self._finite = self._finite and bool(lowest > -torch.inf)
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Names of what it is computed from."""
+        return frozenset(inspect.signature(self.function).parameters)
 
-        index = labels.to(log_probs.device, torch.int64).unsqueeze(1)
-        highest_each, predicted = log_probs.max(dim=1)
-        probs = log_probs.exp()
-        error = probs.scatter_add_(1, index, -torch.ones_like(index, dtype=probs.dtype))
-        columns = {
-            "correct": predicted == index.squeeze(1),
-            "confidence": highest_each.exp(),
-            "label_log_prob": log_probs.gather(1, index).squeeze(1),
-            "squared_error": error.square_().sum(dim=1),
-        }
-        if groups is not None:
-            columns["group"] = groups
-        self._batches.append({name: column.cpu() for name, column in columns.items()})
+    @property
+    def kind(self) -> str:
+        """What it describes: "answers", "detection" or "scores"."""
+        return next(kind for kind, names in INPUTS.items() if self.inputs <= names)
 
-    def compute(self) -> dict[str, float]:
-        """Metrics over all samples so far.
 
-        - accuracy: share of samples whose argmax (the lowest class where several tie) is the label; [0, 1].
-        - nll: mean of -log p at the label, in nats, >= 0; left out if any log-probability is -inf (votes).
-        - brier: mean over samples of sum_c (p_c - 1[c = label])^2, in [0, 2].
-        - ece: expected calibration error of the top class, l1 over torchmetrics' 15 equal bins, in [0, 1].
-        - worst_group: the lowest accuracy among the groups present; only if groups were given.
-        """
-        from torchmetrics.functional.classification import binary_calibration_error
+METRICS: dict[str, Metric] = {}
+"""Every metric by its name, in the order of tables."""
 
-        if not self._batches:
-            raise DataError("metrics need at least one sample; got none: call update() first")
-        correct = self._column("correct").double()
-        # clamped because torchmetrics takes a confidence of 1 + 1e-7 for a sign that all of them are logits
-        confidence = self._column("confidence").double().clamp(0, 1)
-        metrics = {"accuracy": float(correct.mean())}
-        if self._finite:
-            metrics["nll"] = float(-self._column("label_log_prob").double().mean())
-        metrics["brier"] = float(self._column("squared_error").double().mean())
-        metrics["ece"] = float(binary_calibration_error(confidence, correct.long(), n_bins=15, norm="l1"))
-        if "group" in self._batches[0]:
-            _, group = torch.unique(self._column("group"), return_inverse=True)
-            metrics["worst_group"] = float((group.bincount(weights=correct) / group.bincount()).min())
-        return metrics
 
-    def _column(self, name: str) -> Tensor:
-        return torch.cat([batch[name] for batch in self._batches])
+def register(
+    *, heading: str, better: Better = "", percent: bool = False, headline: bool = True
+) -> Callable[[Function], Function]:
+    """Add the decorated function to METRICS under its name; for the arguments see `Metric`."""
 
-    def _check(self, log_probs: Tensor, labels: Tensor, groups: Tensor | None) -> None:
-        if log_probs.ndim != 2:
-            raise ShapeError(
-                f"log_probs must be (B, C); got {tuple(log_probs.shape)}: aggregate the members first, "
-                "such as aggregate.prediction(logits)"
-            )
-        B, C = log_probs.shape
-        for name, given in (("labels", labels), ("groups", groups)):
-            if given is not None and given.shape != (B,):
-                raise ShapeError(f"{name} must be (B,) = ({B},); got {tuple(given.shape)}: give one a sample")
-        if B == 0:
-            return
-        if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < C:
-            raise DataError(
-                f"labels must be integers within 0..{C - 1}; got {labels.dtype} within "
-                f"{labels.min().item()}..{labels.max().item()}: labels are positions among the classes scored"
-            )
-        if self._batches and (groups is not None) != ("group" in self._batches[0]):
-            raise DataError("groups must be given in every update or in none: add the missing ones")
+    def add(function: Function) -> Function:
+        inputs = set(inspect.signature(function).parameters)
+        if not inputs or not any(inputs <= names for names in INPUTS.values()):
+            known = "; or ".join(", ".join(sorted(names)) for names in INPUTS.values())
+            raise DissensusError(f"a metric's parameters must be among {known}; got {', '.join(sorted(inputs))}")
+        METRICS[function.__name__] = Metric(function, heading, better, percent, headline)
+        return function
+
+    return add
+
+
+def describe(name: str) -> Metric:
+    """The metric of that name; a neutral one for a name that is in a file but not registered here."""
+    return METRICS.get(name) or Metric(lambda scores: None, name, headline=False)
+
+
+def compute(**inputs: Tensor) -> dict[str, float]:
+    """Every metric that can be computed from these inputs, by name."""
+    values = {
+        name: metric.function(**{key: inputs[key] for key in metric.inputs})
+        for name, metric in METRICS.items()
+        if metric.inputs <= inputs.keys()
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def threshold(id_scores: Tensor | NDArray[np.float64], false_alarms: float = FALSE_ALARMS) -> float:
+    """The lowest of the scores (N,) with at most a share `false_alarms` of them above it."""
+    scores = torch.as_tensor(id_scores)
+    return float(scores.kthvalue(math.ceil((1 - false_alarms) * len(scores))).values)
+
+
+@register(heading="accuracy", better="higher", percent=True)
+def accuracy(correct: Tensor) -> float:
+    """Share of samples whose argmax (the lowest class where several tie) is the label; [0, 1]."""
+    return float(correct.mean())
+
+
+@register(heading="worst group", better="higher", percent=True)
+def worst_group(correct: Tensor, groups: Tensor) -> float:
+    """The lowest accuracy among the groups present; [0, 1]."""
+    _, group = torch.unique(groups, return_inverse=True)
+    return float((group.bincount(weights=correct) / group.bincount()).min())
+
+
+@register(heading="NLL", better="lower", headline=False)
+def nll(label_log_prob: Tensor) -> float:
+    """Mean of -log p at the label, in nats, >= 0; not computed if any log-probability is -inf (votes)."""
+    return float(-label_log_prob.mean())
+
+
+@register(heading="Brier", better="lower", headline=False)
+def brier(squared_error: Tensor) -> float:
+    """Mean over samples of sum_c (p_c - 1[c = label])^2, in [0, 2]."""
+    return float(squared_error.mean())
+
+
+@register(heading="ECE", better="lower", headline=False)
+def ece(confidence: Tensor, correct: Tensor) -> float:
+    """Expected calibration error of the predicted class, l1 over torchmetrics' 15 equal bins, in [0, 1]."""
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    # clamped because torchmetrics takes a confidence of 1 + 1e-7 for a sign that all of them are logits
+    return float(binary_calibration_error(confidence.clamp(0, 1), correct.long(), n_bins=15, norm="l1"))
+
+
+@register(heading="AUROC", better="higher")
+def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """Chance that an OOD sample scores above an ID one, ties counted half; [0, 1], 0.5 for a useless score."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(*_binary(id_scores, ood_scores)))
+
+
+@register(heading="FPR95", better="lower", percent=True, headline=False)
+def fpr95(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """Share of OOD samples accepted as ID at the lowest threshold that accepts at least 95% of the ID samples.
+
+    A sample is accepted if its score is at or below the threshold. (FPR at 95% TPR with ID as the positives, as
+    OpenOOD and most papers report it.)
+    """
+    return float((ood_scores <= threshold(id_scores)).double().mean())
+
+
+@register(heading="AUPR in", better="higher", headline=False)
+def aupr_in(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """Average precision with ID as the positives and the score negated; [0, 1]."""
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(*_binary(-ood_scores, -id_scores)))
+
+
+@register(heading="AUPR out", better="higher", headline=False)
+def aupr_out(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """Average precision with OOD as the positives; [0, 1]."""
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(*_binary(id_scores, ood_scores)))
+
+
+@register(heading="mean", headline=False)
+def mean(scores: Tensor) -> float:
+    """The mean of a score over a set."""
+    return float(scores.mean())
+
+
+def _binary(negatives: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels 0 and 1 with the scores, as scikit-learn takes them."""
+    labels = torch.cat([torch.zeros(len(negatives)), torch.ones(len(positives))])
+    return labels, torch.cat([negatives, positives])
 
 
 def detection(id_scores: Tensor, ood_scores: Tensor) -> dict[str, float]:
-    """How well a score, higher = more OOD, tells OOD samples from ID ones: (N,), (K,) -> fractions in [0, 1].
+    """How well a score, higher = more OOD, separates OOD samples (K,) from ID ones (N,).
 
-    - auroc: chance that an OOD sample scores above an ID one, ties counted half; higher is better.
-    - aupr_out: average precision with OOD as the positives; higher is better.
-    - aupr_in: average precision with ID as the positives and the score negated; higher is better.
-    - fpr95: share of OOD samples accepted as ID at the lowest threshold that accepts at least 95% of the ID
-      samples, where a sample is accepted if its score is at or below the threshold; lower is better. (FPR at
-      95% TPR with ID as the positives, as OpenOOD and most papers report it.)
+    Returns:
+        Every detection metric in METRICS: auroc, fpr95, aupr_in, aupr_out and those registered since.
+
+    Raises:
+        ShapeError, DataError: if one side is not (N,), is empty or is not finite.
     """
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    inside, outside = _scores("id_scores", id_scores), _scores("ood_scores", ood_scores)
-    score = torch.cat([inside, outside]).numpy()
-    is_ood = torch.cat([torch.zeros_like(inside), torch.ones_like(outside)]).numpy()
-    accepted = math.ceil(0.95 * len(inside))
-    threshold = inside.kthvalue(accepted).values
-    return {
-        "auroc": float(roc_auc_score(is_ood, score)),
-        "aupr_in": float(average_precision_score(1 - is_ood, -score)),
-        "aupr_out": float(average_precision_score(is_ood, score)),
-        "fpr95": float((outside <= threshold).double().mean()),
-    }
+    return compute(id_scores=_finite("id_scores", id_scores), ood_scores=_finite("ood_scores", ood_scores))
 
 
-def _scores(name: str, scores: Tensor) -> Tensor:
-    """One side's scores on the CPU in float64, or the reason why not."""
+def _finite(name: str, scores: Tensor) -> Tensor:
+    """One side's scores on the CPU in float64, checked."""
     if scores.ndim != 1:
-        raise ShapeError(f"{name} must be (N,); got {tuple(scores.shape)}: give one score a sample")
+        raise ShapeError(f"{name} must be (N,); got {tuple(scores.shape)}: give one score per sample")
     if len(scores) == 0:
         raise DataError(f"{name} must not be empty: detection needs ID and OOD samples")
     scores = scores.detach().cpu().double()

@@ -11,15 +11,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-ACCEPTED = 0.95  # share of id samples that the threshold lets pass: 5% false alarms
 BINS = 30
 POINTS = 120  # of a ROC curve, at most
-CALIBRATION_BINS = 15  # as torchmetrics and metrics.Classification
-
-
-def threshold(inside: Array, accepted: float = ACCEPTED) -> float:
-    """The lowest score at or below which at least that share of the id samples lies, as in `metrics.detection`."""
-    return float(np.sort(inside)[math.ceil(accepted * len(inside)) - 1])
+CALIBRATION_BINS = 15  # as metrics.ece
 
 
 def above(scores: Array, limit: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dissensus.functional.metrics import threshold
 from dissensus.report import charts, numbers
 from dissensus.report.charts import Chart, Line
 from dissensus.report.facts import FLAT
@@ -41,7 +42,7 @@ def by_one(score: str, families: dict[str, Family]) -> list[Chart]:
     pooled = np.concatenate([family.scores[score] for family in families.values()])
     if not others or float(np.ptp(pooled)) < FLAT:
         return []
-    limit = numbers.threshold(own.scores[score])
+    limit = threshold(own.scores[score])
     drawn = []
     for other in others:
         values = {own.name: own.scores[score], other.name: other.scores[score]}
