@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +20,29 @@ import torch
 from benchmarks import core, images, memory, peers
 from benchmarks.measure import QUICK, Entry, Sizes, sizes_record
 from dissensus import __version__
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
 from dissensus._core.files import make_folder, write_json
+from dissensus._core.registry import Registry
 
 __all__ = ["CASES", "run_bench"]
 
 QUICK_REPEATS = 3
 
-CASES: Mapping[str, Callable[[Sizes, int], Sequence[Entry]]] = {
-    "floor": core.floor,
-    "scaling": core.scaling,
-    "pairs": core.pairs,
-    "loop": peers.loop,
-    "peers": peers.libraries,
-    "memory": memory.one_epoch,
-    "extract": images.extraction,
-    "engine": images.faster,
-    "predict": images.prediction,
-    "export": images.exported,
-}
+CASES: Registry[Callable[[Sizes, int], Sequence[Entry]]] = Registry(
+    "bench case",
+    {
+        "floor": core.floor,
+        "scaling": core.scaling,
+        "pairs": core.pairs,
+        "loop": peers.loop,
+        "peers": peers.libraries,
+        "memory": memory.one_epoch,
+        "extract": images.extraction,
+        "engine": images.faster,
+        "predict": images.prediction,
+        "export": images.exported,
+    },
+)
 
 
 def run_bench(
@@ -54,9 +58,7 @@ def run_bench(
     `quick` shrinks sizes and repeats to see that everything works; its numbers say nothing about speed.
     """
     names = list(CASES) if cases is None else list(dict.fromkeys(cases))
-    for name in names:
-        if name not in CASES:
-            raise UnknownNameError("bench case", name, CASES)
+    CASES.check(*names)
     if repeats < 1:
         raise DissensusError(f"repeats must be at least 1; got {repeats}")
     sizes, repeats = (QUICK, min(repeats, QUICK_REPEATS)) if quick else (Sizes(), repeats)

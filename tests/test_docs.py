@@ -28,8 +28,8 @@ def blocks(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
 def test_python_examples_run(path, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
-    monkeypatch.setattr(suites, "SUITES", dict(suites.SUITES))
+    monkeypatch.setattr(scores, "SCORES", scores.SCORES.copy())
+    monkeypatch.setattr(suites, "SUITES", suites.SUITES.copy())
     for number, code in enumerate(blocks(path)):
         exec(compile(code, f"{path.name} example {number}", "exec"), {})
     if path.name == "README.md":

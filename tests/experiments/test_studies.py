@@ -186,7 +186,7 @@ def test_value_of_nothing_and_of_one():
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(suites, "SUITES", dict(suites.SUITES))
+    monkeypatch.setattr(suites, "SUITES", suites.SUITES.copy())
     suites.register(name="tiny-clouds", summary="Clouds.")(tiny)
 
 

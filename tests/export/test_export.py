@@ -135,7 +135,7 @@ def test_every_score_survives_conversion_however_sure_the_members(tmp_path):
         for scale in (0.0, 1.0, 30.0, 1e3, 1e4):
             logits = scale * torch.randn(members, 40, 7, generator=torch.Generator().manual_seed(1))
             for name, got in run(logits).items():
-                expected = scores.get(name)(logits)
+                expected = scores.SCORES[name](logits)
                 assert got.shape == (40,)
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -242,7 +242,7 @@ def _umask() -> int:
 @needs_onnx
 @pytest.mark.slow
 def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
+    monkeypatch.setattr(scores, "SCORES", scores.SCORES.copy())
 
     @scores.register
     def spread(logits):

@@ -332,7 +332,7 @@ def test_a_memory_mapped_file_is_read_in_chunks(
 
 def test_registry_holds_every_score() -> None:
     assert list(scores.SCORES) == BUILT_IN
-    assert scores.get("pds") is scores.pds
+    assert scores.SCORES["pds"] is scores.pds
     for name in BUILT_IN:
         assert scores.SCORES[name].__name__ == name
         assert "(M, B, C) -> (B,)" in (inspect.getdoc(scores.SCORES[name]) or "")
@@ -345,7 +345,7 @@ def test_a_user_s_own_score(registry: dict[str, scores.Score]) -> None:
         """Mine."""
         return scale * (logits.argmax(-1) != logits[0].argmax(-1)).float().mean(0)
 
-    assert scores.get("disagreement_with_first") is disagreement_with_first
+    assert scores.SCORES["disagreement_with_first"] is disagreement_with_first
     assert disagreement_with_first.__doc__ == "Mine."
     assert disagreement_with_first(DISAGREEING, scale=3.0).tolist() == pytest.approx([2.0])
 
@@ -358,14 +358,14 @@ def test_a_taken_name_is_refused(registry: dict[str, scores.Score]) -> None:
     def pds(logits: Tensor) -> Tensor:
         return logits[0, :, 0]
 
-    with pytest.raises(DissensusError, match="'pds' is taken: rename"):
+    with pytest.raises(DissensusError, match="'pds' is taken: choose another"):
         scores.register(pds)
     assert scores.SCORES["pds"] is scores.pds
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="unknown score 'average-entrpy': did you mean 'average_entropy'"):
-        scores.get("average-entrpy")
+        scores.SCORES.check("average-entrpy")
 
 
 def test_a_score_that_keeps_classes_is_refused(registry: dict[str, scores.Score]) -> None:

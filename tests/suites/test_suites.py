@@ -345,7 +345,7 @@ def test_a_user_names_and_sums_up_a_suite() -> None:
 
 @pytest.mark.usefixtures("_registry")
 def test_a_taken_name_and_a_factory_without_seed_are_refused() -> None:
-    with pytest.raises(DissensusError, match="'digits' is taken: give another with name="):
+    with pytest.raises(DissensusError, match="'digits' is taken: choose another"):
         suites.register(name="digits")(tiny)
     with pytest.raises(DissensusError, match="takes seed: int = 0; 'blind' does not"):
         suites.register(name="blind")(lambda: tiny())

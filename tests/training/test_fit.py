@@ -33,7 +33,7 @@ def accuracy(ensemble: Ensemble, features: FeatureSet) -> float:
 @pytest.mark.parametrize("method", methods.METHODS)
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
 def test_every_method_learns(method, tail, train, elsewhere):
-    recipe = methods.get(method)
+    recipe = methods.METHODS[method]
     ensemble = Ensemble(tails.create(tail, 6, 3), members=recipe.members or 4)
     options = {"disagreement": elsewhere if recipe.takes_set else None, "confidence": 0.8, "epochs": 25}
     if tail == "mlp":

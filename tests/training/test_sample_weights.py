@@ -121,7 +121,7 @@ def test_a_step_is_the_gradient_of_the_weighted_definition(method, train, elsewh
         loss = own + 0.35 * (there_weight * losses.a2d(ensemble.run(leaves, there))).mean()
         batch = Batch(x, labels, 20, there, 15, sample_weight=weight, elsewhere_weight=there_weight)
     else:
-        loss = losses.sed(logits, labels, 0.7, regulariser=methods.get(method).regulariser, sample_weight=weight)
+        loss = losses.sed(logits, labels, 0.7, regulariser=methods.METHODS[method].regulariser, sample_weight=weight)
         batch = Batch(x, labels, 20, sample_weight=weight)
     grads = torch.autograd.grad(loss, list(leaves.values()))
     stepper = Stepper(ensemble, make_settings(method), Fabric(accelerator="cpu", devices=1))
@@ -136,7 +136,7 @@ def test_a_step_is_the_gradient_of_the_weighted_definition(method, train, elsewh
 @pytest.mark.parametrize("method", methods.METHODS)
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
 def test_weights_of_one_train_bit_for_bit_the_same(method, tail, train, elsewhere):
-    recipe = methods.get(method)
+    recipe = methods.METHODS[method]
     options = {**QUICK, "disagreement": elsewhere if recipe.takes_set else None}
     if tail == "mlp":
         options |= {"epochs": 8, "lr": 0.01, "confidence": 0.5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from dissensus._core.errors import DissensusError, UnknownNameError
@@ -23,8 +23,8 @@ class Registry(dict[str, T]):
         entries: the first entries.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, T] | Iterable[tuple[str, T]] = ()) -> None:
-        super().__init__(entries)
+    def __init__(self, kind: str, entries: Mapping[str, T] | None = None) -> None:
+        super().__init__(entries or {})
         self.kind = kind
 
     def __missing__(self, name: str) -> T:

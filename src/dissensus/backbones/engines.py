@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder, make_folder, replacing
+from dissensus._core.registry import Registry
 from dissensus.backbones import Backbone, tracing
 
 Engine = Callable[[Tensor], Tensor]
@@ -25,8 +26,6 @@ TOLERANCE = 1e-3
 
 def create(name: str, backbone: Backbone, device: torch.device | str = "cpu") -> Engine:
     """The engine of that name for this trunk: pixels (B, H, W, 3) uint8 -> features (B, ...) float32, on the CPU."""
-    if name not in ENGINES:
-        raise UnknownNameError("engine", name, ENGINES)
     return ENGINES[name](backbone, torch.device(device))
 
 
@@ -116,4 +115,4 @@ class FromPixels(nn.Module):
         return features
 
 
-ENGINES: dict[str, Callable[[Backbone, torch.device], Engine]] = {"eager": eager, "onnx": onnx}
+ENGINES: Registry[Callable[[Backbone, torch.device], Engine]] = Registry("engine", {"eager": eager, "onnx": onnx})

@@ -67,7 +67,7 @@ def evaluate(
     from dissensus.models.ensemble import Ensemble
     from dissensus.training.run import Run
 
-    scores.get(score)
+    scores.SCORES.check(score)
     chosen = aggregates.AGGREGATES[aggregate]
     if out is not None and Path(out).suffix not in tables.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(tables.SUFFIXES)}; got {out}")

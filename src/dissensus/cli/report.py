@@ -30,7 +30,7 @@ def report(paths: list[str], out: str = "report.html", score: str = "pds") -> No
     from dissensus import report as pages
     from dissensus.functional import scores
 
-    scores.get(score)
+    scores.SCORES.check(score)
     if Path(out).suffix.lower() not in (".html", ".htm"):
         raise DissensusError(f"--out must name an .html file; got {out!r}")
     if Path(out).is_dir():

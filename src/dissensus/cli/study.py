@@ -77,7 +77,7 @@ def study(
         raise DissensusError(f"all is all of them; got {' '.join(names)}: name either all or some")
     chosen = list(studies.STUDIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in chosen:
-        studies.get(name)
+        studies.STUDIES.check(name)
     folder = Path(out or f"runs/studies-{Path(suite).stem}")
     asked: dict[str, Any] = {
         "root": root, "backbone": backbone, "weights": weights, "layers": layers, "size": size, "features": features,

@@ -86,7 +86,7 @@ def train(
     from dissensus.training import methods
     from dissensus.training._fit import fit
 
-    recipe = methods.get(method)
+    recipe = methods.METHODS[method]
     if not features or not out:
         raise DissensusError("features and --out must name something; got an empty name")
     given, suite = inputs.find_features(features)

@@ -117,7 +117,7 @@ class Threshold:
                 raise RunError(
                     f"a calibration holds for the {differing[0]} it was made with; {folder} has another now: {remedy}"
                 )
-            names = tuple(scores.get(name).__name__ for name in found["scores"])
+            names = tuple(scores.SCORES[name].__name__ for name in found["scores"])
             tensors = load_file(folder / "detector.safetensors")
             values = tuple(tensors[f"calibration.{i}"].sort().values for i in range(found["parts"]))
             references = tuple(
@@ -132,7 +132,7 @@ class Threshold:
 
 def combined(names: Sequence[str], references: Sequence[Tensor], logits: Tensor) -> Tensor:
     """One score as it is; several as the evidence of their p-values among `references`."""
-    values = [scores.get(name)(logits).float().cpu() for name in names]
+    values = [scores.SCORES[name](logits).float().cpu() for name in names]
     return conformal.evidence(references, values) if len(names) > 1 else values[0]
 
 
@@ -151,7 +151,7 @@ def check_count(names: Sequence[str], count: int, false_alarms: float) -> None:
 def names_of(score: str | Sequence[str]) -> tuple[str, ...]:
     """Names of scores, given as one, as several, or joined by + or commas."""
     given = score.replace("+", ",").split(",") if isinstance(score, str) else list(score)
-    names = tuple(scores.get(name.strip()).__name__ for name in given)
+    names = tuple(scores.SCORES[name.strip()].__name__ for name in given)
     if len(set(names)) < len(names):
         raise DissensusError(f"scores to combine must differ; got {', '.join(names)}: name each once")
     if not names:

@@ -211,13 +211,13 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         """Refuse here what `fit` of the library would not, or would explain in other words."""
-        recipe = methods.get(self.method)
+        recipe = methods.METHODS[self.method]
         if recipe.takes_set:
             raise DissensusError(
                 f"{self.method} disagrees on a set of its own, which a classifier's fit(X, y) has no place for; "
                 f"use method='sed-{self.method}', or dissensus.fit with disagreement="
             )
-        scores.get(self.score_name)
+        scores.SCORES.check(self.score_name)
         conformal.check_rate(self.false_alarms)
         if not 0 <= self.calibration < 1:
             raise DissensusError(
@@ -240,7 +240,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             per_epoch = math.ceil(samples / max(1, batch_size))  # a size below 1 is for fit to refuse
             epochs = max(EPOCHS, math.ceil(STEPS / per_epoch))
         diversity = self.diversity
-        if diversity is None and methods.get(self.method).regulariser is not None:
+        if diversity is None and methods.METHODS[self.method].regulariser is not None:
             diversity = DIVERSITY
         chosen = {name: getattr(self, name) for name in names}
         return {**chosen, "batch_size": batch_size, "epochs": epochs, "diversity": diversity}
@@ -274,7 +274,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return _array(torch.cat([logits.mean(0) for logits in self._logits(self._checked(X))]))
 
     def _ood_score(self, X: Floats) -> NDArray[np.float64]:
-        score = scores.get(self.score_name_)
+        score = scores.SCORES[self.score_name_]
         return _array(torch.cat([score(logits).double() for logits in self._logits(X)]))
 
 

@@ -101,7 +101,7 @@ def evaluate(
     for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
         check_backbone(backbone, s.features, s.name)
         _check_set(ensemble, s, classes)
-    wanted = [scores.get(name).__name__ for name in score_names] if score_names else list(scores.SCORES)
+    wanted = [scores.SCORES[name].__name__ for name in score_names] if score_names else list(scores.SCORES)
     wanted += [name for name in ("pds", "unique") if name not in wanted]
     was_training = ensemble.training
     try:

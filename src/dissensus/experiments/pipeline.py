@@ -54,7 +54,7 @@ def run_methods(
     """
     frames: list[pd.DataFrame] = []
     for number, name in enumerate(names, start=1):
-        recipe = methods.get(name)
+        recipe = methods.METHODS[name]
         say(f"{suite.name} {number}/{len(names)}: {name}", fabric)
         ensemble = new_ensemble(suite.train, recipe.members or members, tail=tail, init=init, seed=seed)
         where = suite.disagreement if recipe.takes_set else None
@@ -110,7 +110,7 @@ def check(names: Sequence[str], members: int, training: Mapping[str, Any], *, se
     rest = {f.name: own[f.name].default for f in fields(Settings) if f.name in own and f.name != "method"}
     for name in names:
         values = {**rest, **settings_for(name, members, training), "seed": seed, "precision": PRECISIONS[0]}
-        resolve(name, methods.get(name).members or members, **values)
+        resolve(name, methods.METHODS[name].members or members, **values)
 
 
 def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict
     Where members are drawn two at a time, epochs are more by as much: everybody makes the same number of steps (the
     first stage of two-stage comes on top).
     """
-    recipe = methods.get(method)
+    recipe = methods.METHODS[method]
     chosen = {"epochs": 10, **training}
     if recipe.active is not None and members > recipe.active:
         chosen["epochs"] = -(-chosen["epochs"] * members // recipe.active)
@@ -133,7 +133,7 @@ def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict
 def feasible(names: Sequence[str], suite: Suite, fabric: Fabric | None = None) -> list[str]:
     """Those methods that the suite has what they need for; a line tells of the others."""
     chosen = list(dict.fromkeys(names))
-    lacking = [name for name in chosen if methods.get(name).takes_set and suite.disagreement is None]
+    lacking = [name for name in chosen if methods.METHODS[name].takes_set and suite.disagreement is None]
     for name in lacking:
         say(f"{suite.name} goes on without {name}: the suite has no set to disagree on", fabric)
     if len(lacking) == len(chosen):

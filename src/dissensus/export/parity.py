@@ -42,7 +42,7 @@ def check(detector: Detector, logits: Tensor, found: Mapping[str, Tensor]) -> No
 def bounds(rule: Threshold | tuple[str, ...], logits: Tensor) -> tuple[Tensor, Tensor]:
     """The lowest and the highest score, each (B,), that scores within the tolerance combine to."""
     names, references = (rule.scores, rule.references) if isinstance(rule, Threshold) else (rule, ())
-    values = [scores.get(name)(logits).float() for name in names]
+    values = [scores.SCORES[name](logits).float() for name in names]
     slack = [TOLERANCE * value.abs().clamp(min=1) for value in values]
     low, high = ([v + sign * s for v, s in zip(values, slack, strict=True)] for sign in (-1, 1))
     if len(names) == 1:

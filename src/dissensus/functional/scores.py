@@ -7,7 +7,7 @@ holds them by name, and your own joins them with the same decorator:
 >>> @register
 ... def spread(logits):
 ...     return logits.std(dim=0).mean(dim=-1)
->>> get("spread")(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
+>>> SCORES["spread"](torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
 tensor([1.4142])
 """
 
@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._core.errors import DissensusError, ShapeError, UnknownNameError
+from dissensus._core.errors import ShapeError
+from dissensus._core.registry import Registry
 from dissensus.functional.checks import check_logits, full_precision
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
     "average_max_prob",
     "bma",
     "ensemble_entropy",
-    "get",
     "mutual_information",
     "pds",
     "register",
@@ -45,7 +45,7 @@ __all__ = [
 Score = Callable[..., Tensor]
 """Logits (M, B, C), and options by keyword, to (B,); higher = more OOD."""
 
-SCORES: dict[str, Score] = {}
+SCORES: Registry[Score] = Registry("score")
 """Every registered score by its name."""
 
 # 4 MB of float32: entropies run 2x faster than with chunks of 2**23, which no cache holds.
@@ -62,8 +62,6 @@ def register(score: _S) -> _S:
     memory-mapped.
     """
     name = score.__name__
-    if name in SCORES:
-        raise DissensusError(f"a score needs a name of its own; {name!r} is taken: rename the function")
 
     @functools.wraps(score)
     def chunked(logits: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -82,15 +80,8 @@ def register(score: _S) -> _S:
             parts.append(part)
         return torch.cat(parts)
 
-    SCORES[name] = chunked
+    SCORES.add(name, chunked)
     return cast(_S, chunked)
-
-
-def get(name: str) -> Score:
-    """The score of that name; an unknown one is refused with the nearest known."""
-    if name not in SCORES:
-        raise UnknownNameError("score", name, SCORES)
-    return SCORES[name]
 
 
 @register

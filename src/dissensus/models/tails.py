@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dissensus._core.errors import UnknownNameError
+from dissensus._core.registry import Registry
 
 Saved = tuple[Tensor, ...]
 
@@ -172,8 +172,7 @@ class Conv(nn.Module):
 
     def __init__(self, features: int, classes: int, hidden: int | None = None, activation: str = "relu6") -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise UnknownNameError("activation", activation, ACTIVATIONS)
+        ACTIVATIONS.check(activation)
         self.activation = activation
         self.conv = nn.Linear(features, hidden or 4 * features)
         self.head = nn.Linear(self.conv.out_features, classes)
@@ -193,13 +192,16 @@ class Conv(nn.Module):
         return logits
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "silu": F.silu,
-    "hardswish": F.hardswish,
-    "gelu": F.gelu,
-}
+ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry(
+    "activation",
+    {
+        "relu": F.relu,
+        "relu6": F.relu6,
+        "silu": F.silu,
+        "hardswish": F.hardswish,
+        "gelu": F.gelu,
+    },
+)
 
 
 def _init_linear(layer: nn.Linear) -> None:
@@ -220,7 +222,7 @@ def _weight_grad(name: str, grad: Tensor, x: Tensor, scratch: Scratch) -> Tensor
     return torch.bmm(grad.transpose(1, 2), x, out=out)
 
 
-TAILS: dict[str, Callable[..., nn.Module]] = {"linear": Linear, "mlp": MLP, "conv": Conv}
+TAILS: Registry[Callable[..., nn.Module]] = Registry("tail", {"linear": Linear, "mlp": MLP, "conv": Conv})
 # How many axes the features of each have: vectors; vectors or tokens; vectors or maps.
 AXES = {"linear": (1,), "mlp": (1, 2), "conv": (1, 3)}
 
@@ -238,8 +240,6 @@ def in_closed_form(tail: nn.Module) -> TypeGuard[StackedTail]:
 
 def create(name: str, features: int, classes: int) -> nn.Module:
     """Build the built-in tail `name` for features of that width and that many classes."""
-    if name not in TAILS:
-        raise UnknownNameError("tail", name, TAILS)
     return TAILS[name](features, classes)
 
 
@@ -264,8 +264,6 @@ def build(description: Mapping[str, Any]) -> nn.Module:
     """Make the tail that `describe` described."""
     arguments = dict(description)
     name = arguments.pop("name")
-    if name not in TAILS:
-        raise UnknownNameError("tail", name, TAILS)
     return TAILS[name](**arguments)
 
 

@@ -27,7 +27,7 @@ PIECES = 1200  # charts of scores on a page, at most; beyond that only some scor
 
 def write_page(sources: Sources, path: Path, *, score: str = "pds") -> None:
     """Write the page of these runs and studies; `score` is the one shown first."""
-    scores.get(score)
+    scores.SCORES.check(score)
     album = gallery.Album()
     context: dict[str, Any] = {
         "suite": sources.suite,

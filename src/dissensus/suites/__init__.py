@@ -22,7 +22,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
+from dissensus._core.registry import Registry
 from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.suites import digits as scans
 from dissensus.suites import reading
@@ -39,7 +40,7 @@ __all__ = [
 Factory = Callable[..., Suite]
 """Makes a suite from options by keyword, `seed: int = 0` among them; the same options, the same suite."""
 
-SUITES: dict[str, Factory] = {}
+SUITES: Registry[Factory] = Registry("suite")
 """Every registered suite by its name."""
 
 _SUMMARIES: dict[str, str] = {}
@@ -68,11 +69,9 @@ def register(
 
     def add(made: _F) -> _F:
         key = name or made.__name__.replace("_", "-")
-        if key in SUITES:
-            raise DissensusError(f"a suite needs a name of its own; {key!r} is taken: give another with name=")
         if "seed" not in inspect.signature(made).parameters:
             raise DissensusError(f"a suite's factory takes seed: int = 0; {key!r} does not: add the parameter")
-        SUITES[key] = made
+        SUITES.add(key, made)
         _TRAINING[key] = dict(training or {})
         _SUMMARIES[key] = summary if summary is not None else (inspect.getdoc(made) or "").partition("\n")[0]
         return made
@@ -151,8 +150,6 @@ def _is_file(name: str) -> bool:
 def _find(name: str) -> Factory:
     if _is_file(name):
         return partial(_from_recipe, name)
-    if name not in SUITES:
-        raise UnknownNameError("suite", name, SUITES)
     return SUITES[name]
 
 

@@ -18,7 +18,8 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.model_selection import train_test_split
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
+from dissensus._core.registry import Registry
 from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.features import FeatureSet
 
@@ -138,13 +139,11 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
 
     The draws depend on name and seed alone: severities differ in strength, not in chance.
     """
-    known = CORRUPTIONS | DISTORTIONS
-    if name not in known:
-        raise UnknownNameError("corruption", name, known)
+    corruption = Registry("corruption", CORRUPTIONS | DISTORTIONS)[name]
     if severity not in range(1, 6):
         raise DissensusError(f"severity must be one of 1 to 5; got {severity}")
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    changed = known[name].apply(images, known[name].strengths[severity - 1], rng)
+    changed = corruption.apply(images, corruption.strengths[severity - 1], rng)
     return np.clip(changed, 0, 1).astype(images.dtype)
 
 

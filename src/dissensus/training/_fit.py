@@ -122,7 +122,7 @@ def fit(
             return ensemble.eval()
     how: dict[str, Any] = {"progress": progress, "checkpoint_seconds": checkpoint_seconds, "log_every": log_every}
     elsewhere = None if disagreement is None else Pool(disagreement)
-    if methods.get(method).disagree_on == "unsure" and settings.diversity > 0:
+    if methods.METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
         pool, elsewhere = _split_by_confidence(ensemble, pool, settings, run, fabric, how)
     _train(ensemble, pool, elsewhere, settings, run, fabric, tensorboard=tensorboard, **how)
     if run is not None and fabric.is_global_zero:

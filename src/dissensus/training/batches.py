@@ -85,7 +85,7 @@ class Batches:
         self.pool, self.settings, self.fabric = pool, settings, fabric
         self.samples = len(train) // train.passes
         self.per_epoch = math.ceil(self.samples / settings.batch_size)
-        self.own = methods.get(settings.method).order == "own"
+        self.own = methods.METHODS[settings.method].order == "own"
         self._epoch, self._order = -1, torch.empty(0)
 
     def __call__(self, step: int, members: Tensor) -> Batch:

@@ -5,14 +5,13 @@ A recipe says what members disagree on and how they are drawn; how long and how 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dissensus._core.errors import UnknownNameError
+from dissensus._core.registry import Registry
 from dissensus.functional.losses.sed import Regulariser
 
 
@@ -36,30 +35,28 @@ class Method:
         return self.regulariser is not None and self.disagree_on == "set"
 
 
-METHODS: Mapping[str, Method] = {
-    "single": Method("one member, cross-entropy: the baseline", members=1),
-    "deep-ensemble": Method("members trained apart, each from its own start in its own batch order", order="own"),
-    "diverse-hps": Method("a deep ensemble whose members differ in hyper-parameters too", order="own", spread=True),
-    "a2d": Method("all pairs disagree (A2D) on a disagreement set", regulariser="a2d", disagree_on="set"),
-    "divdis": Method(
-        "all pairs are independent (DivDis) on a disagreement set", regulariser="divdis", disagree_on="set"
-    ),
-    "sed-a2d": Method("drawn pairs disagree (A2D) on the hard training samples", regulariser="a2d", active=2),
-    "sed-divdis": Method("drawn pairs are independent (DivDis) on the hard samples", regulariser="divdis", active=2),
-    "two-stage": Method(
-        "drawn pairs disagree (A2D) on samples a first model is unsure of",
-        regulariser="a2d",
-        disagree_on="unsure",
-        active=2,
-    ),
-}
-
-
-def get(name: str) -> Method:
-    """Look a method up by name; an unknown one is refused with the nearest suggested."""
-    if name not in METHODS:
-        raise UnknownNameError("method", name, METHODS)
-    return METHODS[name]
+METHODS: Registry[Method] = Registry(
+    "method",
+    {
+        "single": Method("one member, cross-entropy: the baseline", members=1),
+        "deep-ensemble": Method("members trained apart, each from its own start in its own batch order", order="own"),
+        "diverse-hps": Method("a deep ensemble whose members differ in hyper-parameters too", order="own", spread=True),
+        "a2d": Method("all pairs disagree (A2D) on a disagreement set", regulariser="a2d", disagree_on="set"),
+        "divdis": Method(
+            "all pairs are independent (DivDis) on a disagreement set", regulariser="divdis", disagree_on="set"
+        ),
+        "sed-a2d": Method("drawn pairs disagree (A2D) on the hard training samples", regulariser="a2d", active=2),
+        "sed-divdis": Method(
+            "drawn pairs are independent (DivDis) on the hard samples", regulariser="divdis", active=2
+        ),
+        "two-stage": Method(
+            "drawn pairs disagree (A2D) on samples a first model is unsure of",
+            regulariser="a2d",
+            disagree_on="unsure",
+            active=2,
+        ),
+    },
+)
 
 
 class Spread(NamedTuple):

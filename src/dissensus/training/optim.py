@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
+from dissensus._core.registry import Registry
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -116,16 +117,13 @@ class SGD:
         return {f"velocity.{name}": value for name, value in self.velocity.items()}
 
 
-OPTIMISERS: dict[str, Callable[[Mapping[str, Tensor], float | Tensor, float | Tensor], Optimiser]] = {
-    "adamw": AdamW,
-    "sgd": SGD,
-}
+OPTIMISERS: Registry[Callable[[Mapping[str, Tensor], float | Tensor, float | Tensor], Optimiser]] = Registry(
+    "optimizer", {"adamw": AdamW, "sgd": SGD}
+)
 
 
 def create(name: str, params: Mapping[str, Tensor], lr: float | Tensor, weight_decay: float | Tensor) -> Optimiser:
     """Build the optimiser `name` over stacked parameters."""
-    if name not in OPTIMISERS:
-        raise UnknownNameError("optimizer", name, OPTIMISERS)
     return OPTIMISERS[name](params, lr, weight_decay)
 
 

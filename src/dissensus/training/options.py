@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus._core.errors import DataError, DissensusError
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
@@ -47,7 +47,7 @@ class Settings:
 
 def resolve(method: str, members: int, *, diversity: float | None, active: int | None, **rest: object) -> Settings:
     """Fill in what the method decides and check every rule; each breach is one clear line."""
-    recipe = methods.get(method)
+    recipe = methods.METHODS[method]
     if recipe.members is not None and members != recipe.members:
         raise DissensusError(
             f"{method} trains {recipe.members} member; got members={members}: use deep-ensemble for several"
@@ -84,8 +84,7 @@ def _check(s: Settings) -> None:
     _within("clip", s.clip, s.clip is None or 0 < s.clip < math.inf, "above 0, or left out")
     _within("confidence", s.confidence, 0 < s.confidence <= 1, "within (0, 1]")
     _within("seed", s.seed, 0 <= s.seed < 2**31, "within 0..2147483647")
-    if s.optimizer not in optim.OPTIMISERS:
-        raise UnknownNameError("optimizer", s.optimizer, optim.OPTIMISERS)
+    optim.OPTIMISERS.check(s.optimizer)
     for name, value, known in (
         ("schedule", s.schedule, ("cosine", "constant")),
         ("main", s.main, ("active", "all")),
@@ -116,7 +115,7 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
         raise DataError(
             f"the tail has {classes} classes, 0..{classes - 1}; the training set has label {int(present.max())}"
         )
-    recipe = methods.get(settings.method)
+    recipe = methods.METHODS[settings.method]
     if recipe.takes_set and disagreement is None and settings.diversity > 0:
         raise DataError(
             f"{settings.method} disagrees on a set of its own; none was given: "

@@ -48,7 +48,7 @@ class Stepper:
 
     def __init__(self, ensemble: Ensemble, settings: Settings, fabric: Fabric) -> None:
         self.ensemble, self.settings, self.fabric = ensemble, settings, fabric
-        self.method = methods.get(settings.method)
+        self.method = methods.METHODS[settings.method]
         self.params = {name: value.detach() for name, value in ensemble.stacked().items()}
         self.buffers = dict(ensemble.tail.named_buffers())
         lr, decay, self.smoothing = self._hyper_parameters()

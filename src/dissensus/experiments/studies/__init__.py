@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError
+from dissensus._core.registry import Registry
 from dissensus.evaluation.outcomes import Curve, Example, Outcome, Table
 from dissensus.experiments.studies import ablations, paper
 from dissensus.experiments.studies.detection import detection
@@ -21,7 +22,7 @@ from dissensus.experiments.studies.examples import examples
 from dissensus.experiments.studies.generalization import generalization
 from dissensus.experiments.studies.lab import Lab
 
-__all__ = ["STUDIES", "Lab", "Outcome", "Study", "get", "run"]
+__all__ = ["STUDIES", "Lab", "Outcome", "Study", "run"]
 
 Findings = Sequence[Table] | Sequence[Curve] | dict[str, tuple[Example, ...]]
 
@@ -35,41 +36,37 @@ class Study(NamedTuple):
     needs: tuple[str, ...] = ()  # roles of sets; "images"; "backbone", for the suite to be made through another
 
 
-STUDIES: dict[str, Study] = {
-    "diversity": Study(diversity, "Table 1", "#unique and PDS of every method, in and out of distribution"),
-    "generalization": Study(
-        generalization, "Table 2", "accuracy by oracle member, ensemble and soup, small and large", ("shift",)
-    ),
-    "detection": Study(
-        detection, "Table 3", "AUROC of BMA and PDS beside accuracy; weight by oracle and fixed", ("ood",)
-    ),
-    "diversity-weight": Study(
-        diversity_weight, "Figure 3", "PDS, #unique, AUROC and accuracy against lambda", ("ood",)
-    ),
-    "ensemble-size": Study(ensemble_size, "Figure 4", "AUROC and accuracy against the number of members", ("ood",)),
-    "examples": Study(examples, "Figure 2", "the images that members differ most and least on", ("images",)),
-    "layers": Study(ablations.layers, "Table 4", "members that own one layer against two", ("backbone",)),
-    "backbones": Study(ablations.backbones, "Table 5", "two backbones side by side", ("backbone",)),
-    "scores": Study(ablations.scores, "Table 6", "AUROC of every score", ("ood",)),
-    "two-stage": Study(ablations.two_stage, "Table 7", "joint training against two stages"),
-    "groups": Study(ablations.groups, "Table 8", "worst-group accuracy of ensembles of four", ("groups",)),
-    "disagreement-data": Study(
-        ablations.disagreement_data, "Table 9", "A2D and DivDis with different sets to disagree on", ("ood",)
-    ),
-    "active": Study(ablations.active, "Table 10", "how many members are drawn: time, accuracy, AUROC", ("ood",)),
-}
-
-
-def get(name: str) -> Study:
-    """The study of that name; an unknown one is refused with the nearest known."""
-    if name not in STUDIES:
-        raise UnknownNameError("study", name, STUDIES)
-    return STUDIES[name]
+STUDIES: Registry[Study] = Registry(
+    "study",
+    {
+        "diversity": Study(diversity, "Table 1", "#unique and PDS of every method, in and out of distribution"),
+        "generalization": Study(
+            generalization, "Table 2", "accuracy by oracle member, ensemble and soup, small and large", ("shift",)
+        ),
+        "detection": Study(
+            detection, "Table 3", "AUROC of BMA and PDS beside accuracy; weight by oracle and fixed", ("ood",)
+        ),
+        "diversity-weight": Study(
+            diversity_weight, "Figure 3", "PDS, #unique, AUROC and accuracy against lambda", ("ood",)
+        ),
+        "ensemble-size": Study(ensemble_size, "Figure 4", "AUROC and accuracy against the number of members", ("ood",)),
+        "examples": Study(examples, "Figure 2", "the images that members differ most and least on", ("images",)),
+        "layers": Study(ablations.layers, "Table 4", "members that own one layer against two", ("backbone",)),
+        "backbones": Study(ablations.backbones, "Table 5", "two backbones side by side", ("backbone",)),
+        "scores": Study(ablations.scores, "Table 6", "AUROC of every score", ("ood",)),
+        "two-stage": Study(ablations.two_stage, "Table 7", "joint training against two stages"),
+        "groups": Study(ablations.groups, "Table 8", "worst-group accuracy of ensembles of four", ("groups",)),
+        "disagreement-data": Study(
+            ablations.disagreement_data, "Table 9", "A2D and DivDis with different sets to disagree on", ("ood",)
+        ),
+        "active": Study(ablations.active, "Table 10", "how many members are drawn: time, accuracy, AUROC", ("ood",)),
+    },
+)
 
 
 def run(name: str, lab: Lab) -> Outcome:
     """Run a study; what it found is in OUT/NAME.json, too."""
-    study = get(name)
+    study = STUDIES[name]
     check(name, lab)
     found = study.function(lab)
     suite = lab.suite()
@@ -89,7 +86,7 @@ def check(name: str, lab: Lab) -> None:
     """Refuse a suite that lacks what the study needs."""
     suite, lacking = lab.suite(), []
     roles = {s.role for s in suite.sets}
-    for need in get(name).needs:
+    for need in STUDIES[name].needs:
         if need == "images":
             there = any(s.images is not None for s in suite.sets)
         elif need == "backbone":

@@ -19,7 +19,7 @@ def contenders(lab: Lab, rows: tuple[str, ...] = ROWS, members: int = 5) -> dict
     """Method -> its trials: one, or one for each weight. Methods without a set to disagree on are left out."""
     suite, found = lab.suite(), dict[str, list[Trial]]()
     for name in rows:
-        recipe = methods.get(name)
+        recipe = methods.METHODS[name]
         if recipe.takes_set and suite.disagreement is None:
             lab.tell(f"  {suite.name} goes on without {name}: the suite has no set to disagree on")
             continue

@@ -100,7 +100,7 @@ class Lab:
         return pd.concat(frames, ignore_index=True)
 
     def _prepare(self, trial: Trial, seed: int, suite: Suite) -> tuple[Ensemble, dict[str, Any], FeatureSet | None]:
-        recipe = methods.get(trial.method)
+        recipe = methods.METHODS[trial.method]
         members = recipe.members or trial.members
         ensemble = pipeline.new_ensemble(suite.train, members, tail=trial.tail or self.tail, seed=seed)
         given = {**self.training, **trial.options}
