@@ -15,7 +15,10 @@ import json, multiprocessing.util, os, sys, time, traceback, warnings
 import torch
 torch.set_num_threads(1)
 import torch.distributed
-from dissensus import backbones, engines, extract, extraction, loading, locks, writer
+from dissensus import backbones
+from dissensus._core import locks
+from dissensus.backbones import engines
+from dissensus.features import _extract, extraction, loader, writer
 from dissensus.cli import inputs, main
 backbones.create("test_vit", "random", size=32)
 warnings.simplefilter("error")

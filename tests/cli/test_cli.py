@@ -111,7 +111,6 @@ def test_list(what, capsys):
         (["evaluate", "{}/nowhere", "--suite", "digits"], "no such folder; train one with"),
         (["evaluate", "{}", "--suite", "digits"], "is not a run"),
         (["list", "colours"], "colours"),
-        (["bench", "--cases", "flor"], "did you mean 'floor'"),
         (["trane"], "trane"),
         ([], "was not provided"),
     ],

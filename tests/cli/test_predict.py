@@ -151,7 +151,7 @@ def test_broken_files_have_rows_of_their_own(home, tmp_path, capsys):
 def test_names_that_are_not_text_go_through(home, tmp_path):
     name = os.path.join(os.fsencode(tmp_path), b"caf\xe9 au\nlait.png")
     shutil.copy(next((home / "fresh" / "red").iterdir()), os.fsdecode(name))
-    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", tmp_path, "--format", "csv"]
+    command = [sys.executable, "-m", "dissensus", "predict", home / "run", tmp_path, "--format", "csv"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -160,7 +160,7 @@ def test_names_that_are_not_text_go_through(home, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_while_paths_are_waited_for(home):
-    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", "-"]
+    command = [sys.executable, "-m", "dissensus", "predict", home / "run", "-"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
@@ -280,15 +280,17 @@ def test_a_run_on_bare_features_says_how_to_take_images(tmp_path, train, capsys)
 def test_ctrl_c_leaves_no_half_written_file(home, tmp_path):
     good = next((home / "fresh" / "red").iterdir())
     (tmp_path / "many.txt").write_text(f"{good}\n" * 50_000)
-    command = [sys.executable, "-m", "dissensus.cli", "predict", home / "run", "-", "--out", tmp_path / "rows.jsonl"]
+    command = [sys.executable, "-m", "dissensus", "predict", home / "run", "-", "--out", tmp_path / "rows.jsonl"]
     with open(tmp_path / "many.txt") as stdin:
         process = subprocess.Popen(
             command, stdin=stdin, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )  # fmt: skip
-    partial = tmp_path / ".rows.jsonl.tmp"
     deadline = time.monotonic() + 60
-    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < deadline:
+    while (
+        not any(partial.stat().st_size for partial in tmp_path.glob(".rows.jsonl.*.tmp"))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)

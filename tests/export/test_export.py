@@ -26,12 +26,13 @@ from safetensors.torch import load_file, save_file
 
 from dissensus import backbones
 from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.files import assembling
 from dissensus.backbones import engines, tracing
 from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.experiments import pipeline
-from dissensus.export import checkpoint, hub, onnx, parity, places
+from dissensus.export import checkpoint, hub, onnx, parity
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
 from dissensus.models import tails
@@ -601,7 +602,7 @@ def test_an_interrupted_export_leaves_nothing_and_a_killed_one_is_tidied_up(tmp_
     out = tmp_path / "mine"
 
     def interrupted():
-        with places.whole(out) as path:
+        with assembling(out) as path:
             path.mkdir()
             (path / "half").write_text("x")
             raise KeyboardInterrupt
@@ -609,9 +610,9 @@ def test_an_interrupted_export_leaves_nothing_and_a_killed_one_is_tidied_up(tmp_
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".mine.tmp" / "mine").mkdir(parents=True)  # what kill -9 leaves
-    (tmp_path / ".mine.tmp" / "mine" / "half").write_text("x")
-    with places.whole(out) as path:
+    (tmp_path / ".mine.0.tmp" / "mine").mkdir(parents=True)  # what kill -9 leaves
+    (tmp_path / ".mine.0.tmp" / "mine" / "half").write_text("x")
+    with assembling(out) as path:
         path.write_text("whole")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("mine", "whole")]
 
@@ -622,9 +623,8 @@ def test_ctrl_c_ends_the_command_with_nothing_written(photos, tmp_path):
     arguments = ["export", str(photos / "run"), "--to", "hub", "--out", str(tmp_path / "mine")]
     slow = "import dissensus.export.hub as hub, time; hub.card.text = lambda *a, **k: time.sleep(60); "
     child = subprocess.Popen([sys.executable, "-c", slow + code, *arguments], stderr=subprocess.PIPE, text=True)
-    inside = tmp_path / ".mine.tmp" / "mine" / "config.json"
     deadline = time.monotonic() + 60
-    while not inside.exists() and time.monotonic() < deadline:
+    while not list(tmp_path.glob(".mine.*.tmp/mine/config.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)

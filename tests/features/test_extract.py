@@ -605,7 +605,7 @@ def test_bars_count_images_of_all_passes(backbone, tmp_path, monkeypatch, capsys
     original = module.tqdm
 
     def shown(**options):
-        bars.append(original(**{**options, "disable": False}))
+        bars.append(original(**{**options, "disable": False, "mininterval": 0}))
         return bars[-1]
 
     monkeypatch.setattr(module, "tqdm", shown)

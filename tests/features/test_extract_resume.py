@@ -23,7 +23,7 @@ BACKBONE = ["--backbone", "test_vit", "--weights", "random", "--size", "32"]
 # Every batch takes a while, and is noted.
 SLOW = """
 import os, time
-from dissensus import engines
+from dissensus.backbones import engines
 original = engines.create
 def create(*args):
     run = original(*args)
@@ -52,7 +52,7 @@ def fatal(*args, **options):
 """
 BREAK = """
 import os
-from dissensus import engines
+from dissensus.backbones import engines
 original = engines.create
 def create(*args):
     run, seen = original(*args), []
@@ -238,7 +238,7 @@ def test_two_processes_share_the_work_and_give_the_same_bytes(forks, tree, whole
 
 
 ERRORS = {
-    "mistake": ("from dissensus.errors import DataError; raise DataError('a rule; a value: a remedy')", "a rule; a"),
+    "mistake": ("from dissensus import DissensusError; raise DissensusError('a rule; a value: a remedy')", "a rule; a"),
     "disk": ("raise OSError(28, 'No space left on device')", "cannot write .*f, No space left on device: check its"),
     "values": ("return run(pixels) * 1e9", "float16 holds values up to 65504; the features of .* use --dtype float32"),
 }  # fmt: skip
@@ -315,7 +315,7 @@ def test_ctrl_c_on_a_command_with_two_devices(forks, tree, whole, tmp_path):
     """Fabric's own way of starting the second process, with real processes to their very end."""
     argv = [*map(str, asked(tree, tmp_path / "f", "--workers", 1)), "--devices", "2", "--accelerator", "cpu"]
     with subprocess.Popen(
-        [sys.executable, "-m", "dissensus.cli", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "dissensus", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
     ) as started:  # fmt: skip
         until(lambda: done(tmp_path / "f"), 90)

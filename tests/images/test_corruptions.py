@@ -289,7 +289,7 @@ def test_first_use_in_a_fresh_process_is_silent():
 import sys, warnings
 import scipy.ndimage  # brings its deprecated module along
 from PIL import Image
-from dissensus.corruptions import CORRUPTIONS, corrupt
+from dissensus.images.corruptions import CORRUPTIONS, corrupt
 assert not {"imagecorruptions", "cv2", "skimage"} & set(sys.modules), "imported before it is needed"
 before = [sys.modules.get(name) for name in ("pkg_resources", "scipy.ndimage.interpolation")]
 warnings.simplefilter("error")

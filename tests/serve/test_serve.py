@@ -296,7 +296,7 @@ def test_refusals(capsys, place, tmp_path):
 
 class Server:
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "dissensus.cli", "serve", *map(str, arguments), "--port", "0"]
+        command = [sys.executable, "-m", "dissensus", "serve", *map(str, arguments), "--port", "0"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

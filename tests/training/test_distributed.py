@@ -18,7 +18,7 @@ import torch
 from lightning.fabric import Fabric
 from tests.conftest import blobs, linear
 from dissensus.features import FeatureSet
-from dissensus.train import fit
+from dissensus import fit
 
 if __name__ == "__main__":
     processes, out = int(sys.argv[1]), sys.argv[2]

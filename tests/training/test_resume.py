@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch import nn
 from tests.conftest import blobs
-from dissensus.ensemble import Ensemble
-from dissensus.train import fit
+from dissensus import Ensemble
+from dissensus import fit
 
 def tail():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))

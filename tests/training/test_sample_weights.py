@@ -94,8 +94,8 @@ def test_fused_with_weights_of_each_members_own_batch():
     smoothing = torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64)
     fused = cross_entropy_a2d(logits, labels, sample_weight=weight, label_smoothing=smoothing)
     leaf = logits.clone().requires_grad_()
-    losses = torch.cat([losses.cross_entropy(leaf[i : i + 1], labels[i], float(smoothing[i])) for i in range(3)])
-    (grad,) = torch.autograd.grad((weight * losses).mean(), leaf)
+    terms = torch.cat([losses.cross_entropy(leaf[i : i + 1], labels[i], float(smoothing[i])) for i in range(3)])
+    (grad,) = torch.autograd.grad((weight * terms).mean(), leaf)
     torch.testing.assert_close(fused.grad, grad, rtol=1e-10, atol=1e-14)
 
 
@@ -243,7 +243,7 @@ sys.path.insert(0, {root!r})
 import torch
 from lightning.fabric import Fabric
 from tests.conftest import blobs, linear
-from dissensus.train import fit
+from dissensus import fit
 
 if __name__ == "__main__":
     processes, out = int(sys.argv[1]), sys.argv[2]

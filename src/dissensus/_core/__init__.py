@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, files, locks, seeds."""
+"""Foundations: errors, atomic files, locks, checked JSON documents, seeds. Not part of the public interface."""

@@ -1,9 +1,12 @@
-"""Files that are whole or not there: written beside their place, flushed, then moved into it."""
+"""Atomic file writing: a file is either complete or absent, whatever interrupts the writer."""
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,43 +15,134 @@ from typing import Any
 from safetensors import SafetensorError
 
 from dissensus._core.errors import RunError
+from dissensus._core.locks import locked
 
 TEMPORARY = ".tmp"
-UMASK = os.umask(0)  # there is no way to read it but to set it
-os.umask(UMASK)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; it takes the place of `path` when the block ends well."""
-    # one name a file: what a killed process leaves behind, the next one writes over
-    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    """Yield a temporary path to write to; it replaces `path` atomically when the block succeeds.
+
+    The temporary file is created exclusively under a unique name beside `path`, flushed to disk, and moved. The
+    directory is flushed too, so that the new name survives a power failure. A temporary file left by a killed process
+    is removed by `remove_temporaries`.
+
+    Args:
+        path: The file to create or replace. Its folder must exist.
+
+    Raises:
+        RunError: If the file cannot be written.
+    """
+    temporary = _unique(path)
     try:
+        mode = _create(temporary)
         yield temporary
-        settle(temporary)
+        temporary.chmod(mode)
+        flush(temporary)
         os.replace(temporary, path)
+        flush_folder(path.parent)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(f"cannot write {path}: {reason}; free some space or choose another folder") from error
+        raise cannot_write(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def settle(path: Path) -> None:
-    """Have a file on the disk, readable by whom the user lets read files: safetensors' are the user's alone."""
-    path.chmod(0o666 & ~UMASK)
+@contextmanager
+def assembling(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary folder; it is moved to `path` when the block succeeds.
+
+    For folders, and for files whose writer or reader depends on the name. An existing file is replaced; an existing
+    folder must be empty.
+
+    Args:
+        path: The file or folder to create. Its parents are created.
+
+    Raises:
+        RunError: If it cannot be written, or another process is writing it.
+    """
+    make_folder(path.parent)
+    with locked(path.with_name(f".{path.name}.lock")):
+        for stale in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):  # of processes that were killed
+            shutil.rmtree(stale, ignore_errors=True)
+        yield from _assembled(path)
+
+
+def _assembled(path: Path) -> Iterator[Path]:
+    folder = _unique(path)
+    try:
+        folder.mkdir()
+        mode = _create(folder / "mode")
+        (folder / "mode").unlink()
+        yield folder / path.name
+        for file in folder.rglob("*"):
+            if file.is_file():
+                file.chmod(mode)
+                flush(file)
+        os.replace(folder / path.name, path)
+        flush_folder(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unique(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+
+
+def _create(path: Path) -> int:
+    """Create a file exclusively; return the mode that the umask allows, which safetensors does not apply."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        return os.fstat(descriptor).st_mode
+    finally:
+        os.close(descriptor)
+
+
+def cannot_write(path: Path, error: Exception) -> RunError:
+    """Return the one-line error for a file or folder that cannot be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return RunError(f"cannot write {path}: {reason}; free some space or choose another folder")
+
+
+def flush(path: Path) -> None:
+    """Flush a file to disk."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
+def flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk, where the system supports it."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file name is one that `replacing` gives to unfinished files."""
+    return name.startswith(".") and name.endswith(TEMPORARY)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove unfinished files of killed processes. Call only while no other process writes to `folder`."""
+    for path in folder.iterdir():
+        if is_temporary(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON, atomically."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, or None where there is no such file or it is not JSON."""
+    """Read JSON; None if the file does not exist or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
@@ -56,15 +150,19 @@ def read_json(path: Path) -> Any:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for next time: DISSENSUS_CACHE, or the user's cache folder."""
-    own = os.environ.get("DISSENSUS_CACHE")
-    if own:
-        return Path(own)
+    """Return the folder for files that can be recreated: DISSENSUS_CACHE, or the user's cache folder."""
+    folder = os.environ.get("DISSENSUS_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dissensus"
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, with one clear line where that cannot be."""
+    """Create a folder and its parents.
+
+    Raises:
+        RunError: If it cannot be created.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

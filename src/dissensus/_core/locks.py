@@ -1,11 +1,16 @@
-"""Locks on a file, between processes: the system lets go when a process ends, however it ends."""
+"""Exclusive locks between processes, released by the system when a process ends, however it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dissensus._core.errors import RunError
 
 with contextlib.suppress(ImportError):  # not on every system
     import fcntl
@@ -79,3 +84,30 @@ def _drop() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: float = 1.0) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`, which is created if necessary and removed afterwards.
+
+    Child processes do not inherit the lock.
+
+    Args:
+        path: The lock file. Its folder must exist.
+        wait: Seconds to wait for another process to release it.
+
+    Raises:
+        RunError: If another process holds the lock.
+    """
+    lock = FileLock(path, timeout=wait)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(f"{path.parent} is being written by another command: wait for it, or choose another") from error
+    try:
+        yield
+    finally:
+        # Removed while held: filelock notices a lock on a removed file and tries again. Windows removes it itself.
+        if os.name == "posix":
+            path.unlink(missing_ok=True)
+        lock.release()

@@ -7,7 +7,6 @@ features = run(pixels)        # (B, H, W, 3) bytes -> (B, ...) float32
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,10 +71,8 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
         if _difference(run(pixels), expected) <= TOLERANCE:
             return run
     make_folder(path.parent)
-    own = path.with_suffix(f".{os.getpid()}")  # several processes may begin at once
-    with replacing(own) as temporary:
+    with replacing(path) as temporary:
         _export(FromPixels(backbone).eval(), pixels, temporary)
-    os.replace(own, path)
     run = _session(path)
     if not (error := _difference(run(pixels), expected)) <= TOLERANCE:
         raise DissensusError(f"engine onnx differs from PyTorch by {error:.1g} for {backbone.name}: use --engine eager")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
+from dissensus._core.files import assembling
 from dissensus.backbones import LITES, Backbone, weights
 from dissensus.backbones.surgery import Tokens
 from dissensus.backbones.transforms import Preprocessing
@@ -74,7 +75,7 @@ def write(detector: Detector, out: Path) -> Checkpoint:
     if strange := model.load_state_dict(trunk.state_dict(), strict=False).unexpected_keys:
         raise _cannot_hold(f"timm's {architecture} has no {strange[0]}")
     _put_back(model, soup)
-    with places.whole(out) as path:
+    with assembling(out) as path:
         tensors = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
         about = {"format": "pt", MARK: __version__, "classes": json.dumps(detector.classes)}
         save_file(tensors, path, about | {"preprocessing": json.dumps(backbone.transform.describe())})

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from dissensus import __version__
-from dissensus._core.files import make_folder, replacing, write_json
+from dissensus._core.files import assembling, make_folder, replacing, write_json
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import CONFIG, ENSEMBLE, FORMAT, TRUNK
@@ -25,7 +25,7 @@ def write(detector: Detector, run: Run, out: Path) -> None:
     """Write the detector of a run into a new folder, with all that it needs to judge images elsewhere."""
     places.check_folder(out)
     about = config(detector, run)
-    with places.whole(out) as folder:
+    with assembling(out) as folder:
         make_folder(folder)
         detector.ensemble.save(folder / ENSEMBLE)
         if detector.about is not None:

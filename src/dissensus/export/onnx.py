@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
+from dissensus._core.files import assembling
 from dissensus.backbones import engines, tracing
 from dissensus.detection.detector import Detector
 from dissensus.export import parity, places
@@ -39,7 +40,7 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     detector.to("cpu")
     samples = _samples(detector, images=images)
     graph = Graph(detector, images=images)
-    with places.whole(out) as path:
+    with assembling(out) as path:
         _save(graph, samples[: TRIED[1]], path, about=metadata(detector, images=images))
         run = tracing.session(path)
         for some in torch.split(samples, list(TRIED)):

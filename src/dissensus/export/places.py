@@ -1,17 +1,11 @@
-"""Where an export goes: a place that is free or holds an export already, and that is whole or not there."""
+"""Check where an export goes: a place that is free or holds an earlier export."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from dissensus._core.errors import RunError
-from dissensus._core.files import TEMPORARY, make_folder, settle
 
 REMEDY = "choose another --out, or remove it yourself"
 
@@ -34,24 +28,3 @@ def check_folder(out: Path) -> None:
         raise RunError(f"--out must name a folder; {out} is a file: {REMEDY}")
     if out.is_dir() and any(out.iterdir()):
         raise RunError(f"--out must be a new or an empty folder; {out} holds files: {REMEDY}")
-
-
-@contextmanager
-def whole(out: Path) -> Iterator[Path]:
-    """Give a path of the same name to write a file or folder to; it is moved to `out` when the block ends well."""
-    make_folder(out.parent)
-    # in a folder of its own, not under another name: what reads the file for a check goes by the name's end
-    temporary = out.with_name(f".{out.name}{TEMPORARY}")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-        temporary.mkdir()
-        yield temporary / out.name
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                settle(path)
-        os.replace(temporary / out.name, out)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(f"cannot write {out}: {reason}; free some space or choose another folder") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

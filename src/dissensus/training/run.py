@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dissensus._core.errors import RunError
-from dissensus._core.files import TEMPORARY, make_folder, read_json, replacing, write_json
+from dissensus._core.files import is_temporary, make_folder, read_json, remove_temporaries, replacing, write_json
 
 FORMAT = "dissensus-run-1"
 
@@ -38,8 +38,9 @@ class Run:
         info = {"format": FORMAT, "status": "running", "settings": json.loads(json.dumps(settings))}
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
-        if not folder.exists() or all(path.name.endswith(TEMPORARY) for path in folder.iterdir()):
+        if not folder.exists() or all(is_temporary(path.name) for path in folder.iterdir()):
             make_folder(folder)
+            remove_temporaries(folder)
             write_json(folder / "run.json", info)
             return cls(folder, info)
         found = read_json(folder / "run.json")
@@ -58,6 +59,7 @@ class Run:
             raise RunError(f"{folder} holds another run ({shown}); choose another --out, or remove it yourself")
         if not resume:
             raise RunError(f"{folder} holds this run already; resume it, choose another --out, or remove it yourself")
+        remove_temporaries(folder)
         return cls(folder, found)
 
     @classmethod
