@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 
 import numpy as np
@@ -11,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dissensus._core.errors import DataError, ShapeError, UnknownNameError
+from dissensus._core.errors import DataError, DissensusError, ShapeError, UnknownNameError
 from dissensus.functional import losses
 from dissensus.functional.fused import cross_entropy_a2d
-from dissensus.functional.losses import disagreement
 from tests import reference
 
 
@@ -73,7 +73,7 @@ def test_divdis_by_hand():
 @pytest.mark.parametrize("block", [1, 12, 10**6])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_divdis_gradient_is_autograds_whatever_the_blocks(block, weighted, monkeypatch):
-    monkeypatch.setattr(disagreement, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(losses, "BLOCK_ELEMENTS", block)
     logits, _ = draw(4, 6, 5)
     weights = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
     logits.requires_grad_()
@@ -252,3 +252,64 @@ def test_labels_must_fit_and_the_regulariser_be_known():
         losses.hardness(logits, torch.zeros(3))
     with pytest.raises(UnknownNameError, match="did you mean 'divdis'"):
         losses.sed(logits, torch.zeros(3, dtype=torch.long), 0.5, regulariser="divdiss")
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A copy to register into."""
+    copy = losses.REGULARISERS.copy()
+    monkeypatch.setattr(losses, "REGULARISERS", copy)
+    return copy
+
+
+def test_an_unknown_regulariser_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"unknown regulariser 'a2b': did you mean 'a2d'\? known: a2d, divdis"):
+        losses.REGULARISERS["a2b"]
+
+
+@pytest.mark.parametrize("name", losses.REGULARISERS)
+def test_value_and_gradient_are_autograds(name):
+    logits, _ = draw(3, 5, 4)
+    weights = torch.tensor([0.1, 0.4, 0.0, 0.2, 0.3], dtype=torch.float64)
+    leaf = logits.clone().requires_grad_()
+    loss = (weights * losses.a2d(leaf)).sum() if name == "a2d" else losses.divdis(leaf, weights)
+    (expected,) = torch.autograd.grad(loss, leaf)
+    value, grad = losses.REGULARISERS[name].value_and_grad(logits, weights)
+    assert not value.requires_grad
+    assert value.item() == pytest.approx(loss.item(), rel=1e-10)
+    torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_registered_regulariser_takes_part_in_sed(registry):
+    @losses.register
+    def even_a2d(logits):
+        return losses.a2d(logits)
+
+    @losses.register(whole_batch=True)
+    def mean_a2d(logits, weights):
+        return (weights * losses.a2d(logits)).sum()
+
+    logits, labels = draw(3, 5, 4)
+    expected = losses.sed(logits, labels, 0.7)
+    for name in ("even-a2d", "mean-a2d"):
+        torch.testing.assert_close(losses.sed(logits, labels, 0.7, regulariser=name), expected, rtol=1e-12, atol=0)
+
+
+def test_regularisers_that_break_the_contract_are_refused(registry):
+    @losses.register
+    def per_member(logits):
+        return logits.mean(-1)
+
+    @losses.register(whole_batch=True)
+    def constant(logits, weights):
+        return logits.detach().sum()
+
+    logits, weights = torch.zeros(2, 3, 4), torch.full((3,), 1 / 3)
+    with pytest.raises(ShapeError, match=r"per_member must return \(3,\) for logits \(2, 3, 4\); got \(2, 3\)"):
+        registry["per-member"].value_and_grad(logits, weights)
+    with pytest.raises(DissensusError, match="constant must be differentiable"):
+        registry["constant"].value_and_grad(logits, weights)
+
+
+def test_the_documents_example_runs(registry):
+    assert doctest.testmod(losses) == doctest.TestResults(failed=0, attempted=3)

@@ -19,13 +19,18 @@ from lightning.fabric import Fabric
 from tests.conftest import blobs, linear
 from dissensus.features import FeatureSet
 from dissensus import fit
+from dissensus.functional import losses
+from dissensus.training.methods import METHODS, Method
+
+losses.REGULARISERS["own"] = losses.Regulariser(losses.a2d)
+METHODS["sed-own"] = Method("A2D by autograd", "own", active=2)
 
 if __name__ == "__main__":
     processes, out = int(sys.argv[1]), sys.argv[2]
     fabric = Fabric(accelerator="cpu", devices=processes)
     fabric.launch()
     torch.set_num_threads(1)
-    for method in ("sed-a2d", "sed-divdis", "divdis", "deep-ensemble"):
+    for method in ("sed-a2d", "sed-divdis", "sed-own", "divdis", "deep-ensemble"):
         elsewhere = FeatureSet.from_arrays(torch.randn(50, 6, generator=torch.Generator().manual_seed(5)))
         # 121 samples in batches of 32: the last batch has 25, which two processes cannot share evenly
         fit(linear(), blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out + "/" + method, fabric=fabric,
@@ -43,7 +48,7 @@ def test_one_and_two_processes_agree(tmp_path):
             capture_output=True, text=True, timeout=400, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    for method in ("sed-a2d", "sed-divdis", "divdis", "deep-ensemble"):
+    for method in ("sed-a2d", "sed-divdis", "sed-own", "divdis", "deep-ensemble"):
         one, two = (Ensemble.load(tmp_path / str(processes) / method / "ensemble") for processes in (1, 2))
         for name, value in one.stacked().items():
             torch.testing.assert_close(two.stacked()[name], value, rtol=1e-3, atol=1e-4)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dissensus._core.registry import Registry
-from dissensus.functional.losses.sed import Regulariser
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Method:
     """How an ensemble is trained, beyond cross-entropy for every member."""
 
     summary: str
-    regulariser: Regulariser | None = None  # the disagreement term; None: cross-entropy only
+    regulariser: str | None = None  # the disagreement term, a name in REGULARISERS; None: cross-entropy only
     disagree_on: Literal["hard", "set", "unsure"] = "hard"
     """hard: training samples weighed by hardness (SED); set: an unlabelled feature set of the user's;
     unsure: training samples on which a first member's confidence stays below a threshold."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.features import FeatureSet, check_backbone
+from dissensus.functional.losses import REGULARISERS
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods, optim
@@ -58,8 +59,9 @@ def resolve(method: str, members: int, *, diversity: float | None, active: int |
                 f"{method} has no disagreement term; got diversity={diversity:g}: use sed-a2d, or leave it out"
             )
         diversity = 0.0
-    elif diversity is None:
-        diversity = DIVERSITY
+    else:
+        REGULARISERS.check(recipe.regulariser)
+        diversity = DIVERSITY if diversity is None else diversity
     if active is None:
         active = members if recipe.active is None else min(recipe.active, members)
     settings = Settings(method=method, members=members, diversity=diversity, active=active, **rest)  # type: ignore[arg-type]

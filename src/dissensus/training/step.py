@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from dissensus._core.random import mix
 from dissensus.functional.checks import full_precision
 from dissensus.functional.fused import cross_entropy_a2d
-from dissensus.functional.losses.disagreement import divdis_value_and_grad
-from dissensus.functional.losses.hardness import ensemble_cross_entropy, weigh
+from dissensus.functional.losses import REGULARISERS, Regulariser, ensemble_cross_entropy, hardness_of
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods, optim
@@ -49,6 +49,8 @@ class Stepper:
     def __init__(self, ensemble: Ensemble, settings: Settings, fabric: Fabric) -> None:
         self.ensemble, self.settings, self.fabric = ensemble, settings, fabric
         self.method = methods.METHODS[settings.method]
+        name = self.method.regulariser if settings.diversity > 0 else None
+        self.regulariser = None if name is None else REGULARISERS[name]
         self.params = {name: value.detach() for name, value in ensemble.stacked().items()}
         self.buffers = dict(ensemble.tail.named_buffers())
         lr, decay, self.smoothing = self._hyper_parameters()
@@ -123,11 +125,12 @@ class Stepper:
         smoothing = self.smoothing[forwarded] if isinstance(self.smoothing, Tensor) else self.smoothing
         here = logits[:, :own]
         alpha = weights = None
-        if s.diversity > 0 and self.method.disagree_on == "hard":
+        objective = cross_entropy_a2d
+        if self.regulariser is not None and self.method.disagree_on == "hard":
             alpha = self._hardness(here if pairs is None or s.hardness == "all" else here[pairs], batch)
-            if self.method.regulariser == "a2d":
-                weights = s.diversity / 2 * alpha
-        fused = cross_entropy_a2d(
+            if self.regulariser.fused is not None:
+                objective, weights = self.regulariser.fused, s.diversity / 2 * alpha
+        fused = objective(
             here,
             batch.labels,
             weights=weights,
@@ -139,11 +142,18 @@ class Stepper:
         )
         grad, disagreement = fused.grad, _weighed(fused.disagreement, batch.sample_weight).sum() / batch.total
         added = logits.new_zeros(())
-        if s.diversity > 0 and weights is None:
-            there, count = (here, batch.total) if alpha is not None else (logits[:, own:], batch.elsewhere_total)
+        if self.regulariser is not None and weights is None:
+            scale: float | Tensor = s.diversity / 2
+            if alpha is None:
+                there, count = logits[:, own:], batch.elsewhere_total
+                share = _weighed(logits.new_full(there.shape[1:2], 1 / count), batch.elsewhere_weight)
+            else:
+                there, count = here, batch.total
+                total = self._sum(alpha.sum())
+                share = alpha / total.clamp_min(torch.finfo(total.dtype).tiny)
+                scale = scale * total / count
             who = there if pairs is None else there[pairs]
-            value, part = self._regulariser(who, batch.elsewhere_weight if alpha is None else alpha, count)
-            scale = s.diversity / 2 if alpha is None else s.diversity / 2 * self._sum(alpha.sum()) / batch.total
+            value, part = self._disagreement(self.regulariser, who, share, count)
             disagreement, added, part = value, scale * value, part * scale
             if pairs is not None:
                 part = torch.zeros_like(there).index_copy_(0, pairs, part)
@@ -161,24 +171,23 @@ class Stepper:
                 logits = full_precision(self.ensemble(batch.x))
         losses = ensemble_cross_entropy(logits, batch.labels)
         mean = self._sum(_weighed(losses, batch.sample_weight).sum()) / batch.total
-        return _weighed(weigh(losses, mean), batch.sample_weight)
+        return _weighed(hardness_of(losses, mean), batch.sample_weight)
 
-    def _regulariser(self, logits: Tensor, weights: Tensor | None, total: int) -> tuple[Tensor, Tensor]:
-        """This rank's share of the disagreement and its gradient with respect to this rank's logits."""
-        if self.method.regulariser == "a2d":
-            even = logits.new_ones(logits.shape[1])
-            fused = cross_entropy_a2d(logits, None, weights=even if weights is None else weights, total=total)
-            return fused.loss, fused.grad
-        if self.fabric.world_size == 1:
-            return divdis_value_and_grad(logits, weights)
-        # Mutual information is of the whole batch: gather it, with empty places weighing nothing.
+    def _disagreement(
+        self, regulariser: Regulariser, logits: Tensor, weights: Tensor, total: int
+    ) -> tuple[Tensor, Tensor]:
+        """This rank's share of the regulariser, and its gradient with respect to this rank's logits.
+
+        `weights` sum to one over the `total` samples of all ranks.
+        """
+        if self.fabric.world_size == 1 or not regulariser.whole_batch:
+            return regulariser.value_and_grad(logits, weights)
+        # Gather the whole batch; ranks with fewer samples are padded with samples of weight zero.
         ranks, local = self.fabric.world_size, logits.shape[1]
         room = -(-total // ranks) - local
-        padded = torch.nn.functional.pad(logits, (0, 0, 0, room))
-        local_weights = logits.new_ones(local) if weights is None else weights
-        everyone = torch.cat(list(self.fabric.all_gather(padded)), dim=1)
-        heavy = torch.cat(list(self.fabric.all_gather(torch.nn.functional.pad(local_weights, (0, room)))))
-        value, grad = divdis_value_and_grad(everyone, heavy)
+        everyone = torch.cat(list(self.fabric.all_gather(F.pad(logits, (0, 0, 0, room)))), dim=1)
+        shares = torch.cat(list(self.fabric.all_gather(F.pad(weights, (0, room)))))
+        value, grad = regulariser.value_and_grad(everyone, shares)
         start = self.fabric.global_rank * (local + room)
         return value / ranks, grad[:, start : start + local]
 
