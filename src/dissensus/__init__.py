@@ -1,7 +1,7 @@
 """Dissensus: diverse ensembles on frozen backbones.
 
 >>> from dissensus import Ensemble, FeatureSet, fit, suites, tails
->>> from dissensus.evaluate import evaluate
+>>> from dissensus import evaluate
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from dissensus.detection.image_ensemble import ImageEnsemble
     from dissensus.estimators.classifier import DissensusClassifier
     from dissensus.evaluation import tables
-    from dissensus.evaluation._evaluate import Suite, SuiteSet
+    from dissensus.evaluation._evaluate import evaluate
+    from dissensus.evaluation.suite import Suite, SuiteSet
     from dissensus.features import FeatureSet, FeatureWriter
     from dissensus.functional import aggregates, losses, metrics, scores
     from dissensus.functional.scores import SCORES
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "aggregates",
     "backbones",
+    "evaluate",
     "fit",
     "losses",
     "metrics",
@@ -74,8 +76,9 @@ _HOMES = {
     "FeatureWriter": "features",
     "ImageEnsemble": "detection.image_ensemble",
     "ImageSet": "images",
-    "Suite": "evaluation._evaluate",
-    "SuiteSet": "evaluation._evaluate",
+    "Suite": "evaluation.suite",
+    "SuiteSet": "evaluation.suite",
+    "evaluate": "evaluation._evaluate",
     "fit": "training._fit",
 }
 

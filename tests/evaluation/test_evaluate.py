@@ -10,10 +10,11 @@ import torch
 
 from dissensus import report
 from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
-from dissensus.evaluation import predictions, tables
-from dissensus.evaluation._evaluate import COLUMNS, SuiteSet, evaluate
+from dissensus.evaluation import predictions, soups, tables
+from dissensus.evaluation._evaluate import COLUMNS, evaluate
+from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet
-from dissensus.functional import scores
+from dissensus.functional import metrics, scores
 from dissensus.functional.metrics import detection
 from dissensus.training._fit import fit
 from tests.conftest import blobs, linear
@@ -75,10 +76,10 @@ def test_accuracies_are_those_of_members_ensemble_and_soup(frame, ensemble, sets
 
 def test_the_greedy_soup_is_not_worse_than_the_best_member_on_held_out_data(ensemble):
     held_out = blobs(seed=4)
-    soups = predictions.make_soups(ensemble, held_out)
-    assert list(predictions.make_soups(ensemble, None)) == ["soup"]
-    single = [predictions._accuracy(ensemble.member(i), held_out, ensemble) for i in range(4)]
-    assert predictions._accuracy(soups["greedy-soup"], held_out, ensemble) >= max(single)
+    made = soups.make_soups(ensemble, held_out)
+    assert list(soups.make_soups(ensemble, None)) == ["soup"]
+    single = [soups.accuracy(ensemble.member(i), held_out) for i in range(4)]
+    assert soups.accuracy(made["greedy-soup"], held_out) >= max(single)
 
 
 def test_detection_compares_each_set_with_the_id_set(frame, ensemble, sets):
@@ -127,7 +128,22 @@ def test_a_subset_of_classes_is_masked_first_or_voted_as_the_authors_did(ensembl
         evaluate(ensemble, [sets[0], SuiteSet("part", "shift", kept, subset=(0, 1))], progress=False)
 
 
-def test_a_users_own_score_is_judged_too(ensemble, sets):
+def test_a_registered_metric_is_in_the_frame(ensemble, sets, monkeypatch):
+    monkeypatch.setattr(metrics, "METRICS", metrics.METRICS.copy())
+
+    @metrics.register(heading="errors", better="lower", percent=True)
+    def errors(correct):
+        return float(1 - correct.mean())
+
+    frame = evaluate(ensemble, sets, score_names=["pds"], progress=False)
+    for aggregate in ("prediction", "soup", "members"):
+        where = {"dataset": "id", "aggregate": aggregate}
+        assert value(frame, metric="errors", **where) == pytest.approx(1 - value(frame, metric="accuracy", **where))
+    best = value(frame, dataset="id", aggregate="oracle", metric="accuracy")
+    assert value(frame, dataset="id", aggregate="oracle", metric="errors") == pytest.approx(1 - best)
+
+
+def test_a_users_own_score_is_evaluated_too(ensemble, sets):
     def own_spread(logits):
         return logits.std(dim=0).mean(dim=-1)
 
@@ -143,7 +159,7 @@ def test_a_users_own_score_is_judged_too(ensemble, sets):
 def test_misuse(ensemble, sets):
     with pytest.raises(DataError, match="exactly one id set to compare with; got none"):
         evaluate(ensemble, sets[1:])
-    with pytest.raises(DataError, match="'id' stands twice"):
+    with pytest.raises(DataError, match="'id' occurs 2 times"):
         evaluate(ensemble, [sets[0], SuiteSet("id", "ood", sets[3].features)])
     with pytest.raises(DataError, match="sets of role shift need labels; away has none"):
         evaluate(ensemble, [sets[0], SuiteSet("away", "shift", sets[3].features)])
@@ -166,7 +182,7 @@ def test_misuse(ensemble, sets):
 
 
 def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(frame, sets):
-    table = tables.summary(frame, {s.name: s.family or s.name for s in sets})
+    table = tables.summary(frame)
     groups = [column[0] for column in table.columns]
     assert list(table.columns)[:2] == [("accuracy", "id"), ("members", "id")]
     assert groups.index("members") < groups.index("AUROC pds")
@@ -213,7 +229,7 @@ def test_files_by_suffix(frame, tmp_path):
 
 def test_the_page_is_self_contained_and_marks_the_best(frame, tmp_path):
     better = frame.assign(method="<other>", value=frame["value"] + 0.01)
-    section = report.Section("mine", "a & b", pd.concat([frame, better]), {})
+    section = report.Section("mine", "a & b", pd.concat([frame, better]))
     report.write([section], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "http" not in page.replace("http-equiv", "")

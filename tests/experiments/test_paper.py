@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.evaluation.outcomes import Column, Outcome, Row, Table, Value
+from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.experiments import studies
 from dissensus.experiments.studies import paper
 from dissensus.features import FeatureSet

@@ -11,8 +11,8 @@ import torch
 from dissensus import suites
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli import main
-from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.evaluation.outcomes import Column, Curve, Example, Outcome, Row, Table, Value
+from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.experiments import studies
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet

@@ -409,11 +409,13 @@ def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
     hub.write(Detector.load(folder), Run.open(folder), tmp_path / "before")
     assert "not judged" in (tmp_path / "before" / "README.md").read_text()
     from dissensus.evaluation import records
-    from dissensus.evaluation._evaluate import SuiteSet, evaluate
+    from dissensus.evaluation._evaluate import measure, predict_sets
+    from dissensus.evaluation.suite import SuiteSet
 
-    sets, samples = [SuiteSet("id", "id", blobs(seed=1)), SuiteSet("new_ones", "ood", blobs(seed=2, noise=9.0))], {}
+    sets = [SuiteSet("id", "id", blobs(seed=1)), SuiteSet("new_ones", "ood", blobs(seed=2, noise=9.0))]
     ensemble = Ensemble.load(folder / "ensemble")
-    frame = evaluate(ensemble, sets, about=Run.open(folder).about, classes=blobs().classes, samples=samples)
+    samples = predict_sets(ensemble, sets, classes=blobs().classes)
+    frame = measure(sets, samples, Run.open(folder).about)
     records.keep(folder, "my|suite", "", blobs().classes, sets, frame, samples)
     hub.write(Detector.load(folder), Run.open(folder), tmp_path / "after")
     text = (tmp_path / "after" / "README.md").read_text()

@@ -150,7 +150,7 @@ def test_the_examples_run() -> None:
 
 
 def test_a_registered_metric_is_computed_wherever_its_inputs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "METRICS", dict(METRICS))
+    monkeypatch.setattr(metrics, "METRICS", METRICS.copy())
 
     @metrics.register(heading="sure", better="higher", percent=True)
     def sure(confidence: Tensor) -> float:

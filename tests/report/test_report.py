@@ -22,9 +22,9 @@ from dissensus._core.errors import DissensusError
 from dissensus.cli import report as verb
 from dissensus.cli.parser import Verb
 from dissensus.evaluation import records
-from dissensus.evaluation._evaluate import SuiteSet, evaluate
+from dissensus.evaluation._evaluate import measure, predict_sets
 from dissensus.evaluation.outcomes import Column, Curve, Example, Outcome, Row, Table, Value
-from dissensus.evaluation.predictions import Samples
+from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.functional.classification import Classification
 from dissensus.functional.metrics import detection, threshold
@@ -78,9 +78,10 @@ def suite_sets() -> list[SuiteSet]:
 def train_and_keep(folder: Path, method: str, seed: int = 0, suite: str = "blobs", **options: object) -> None:
     ensemble = linear(1 if method == "single" else 4, seed=seed)
     fit(ensemble, blobs(), method, epochs=3, lr=0.05, seed=seed, out=folder, progress=False, **options)
-    run, samples, sets = Run.open(folder), dict[str, Samples](), suite_sets()
-    frame = evaluate(ensemble, sets, about=run.about, held_out=blobs(30, seed=9), samples=samples, progress=False)
-    records.keep(folder, suite, f"Clouds {EVIL}", CLASSES, sets, frame, samples)
+    run, sets = Run.open(folder), suite_sets()
+    predictions = predict_sets(ensemble, sets, held_out=blobs(30, seed=9), progress=False)
+    frame = measure(sets, predictions, run.about)
+    records.keep(folder, suite, f"Clouds {EVIL}", CLASSES, sets, frame, predictions)
 
 
 def outcome(suite: str = "blobs") -> Outcome:

@@ -12,7 +12,7 @@ import yaml
 
 from dissensus import suites
 from dissensus._core.errors import DissensusError
-from dissensus.evaluation._evaluate import Suite
+from dissensus.evaluation.suite import Suite
 from dissensus.images import corruptions
 from dissensus.suites import places, reading
 from dissensus.suites.recipe import Recipe

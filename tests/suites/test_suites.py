@@ -16,7 +16,8 @@ from sklearn.datasets import load_digits
 
 from dissensus import suites
 from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus.evaluation._evaluate import Suite, evaluate
+from dissensus.evaluation._evaluate import evaluate
+from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble

@@ -60,9 +60,8 @@ def evaluate(
 
     from dissensus.cli import inputs
     from dissensus.evaluation import records, tables
-    from dissensus.evaluation._evaluate import Role
-    from dissensus.evaluation._evaluate import evaluate as judge
-    from dissensus.evaluation.predictions import Samples
+    from dissensus.evaluation._evaluate import measure, predict_sets
+    from dissensus.evaluation.suite import Role
     from dissensus.functional import aggregates, scores
     from dissensus.models.ensemble import Ensemble
     from dissensus.training.run import Run
@@ -74,7 +73,7 @@ def evaluate(
     opened = [Run.open(run) for run in runs]
     options = inputs.suite_options(opened, suite, root, features)
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
-    sets, families, kept = inputs.find_judges(suite, id, others, held_out, options)
+    sets, kept = inputs.find_sets(suite, id, others, held_out, options)
     if chosen.held_out and kept is None:
         raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
     frames: list[pd.DataFrame] = []
@@ -87,26 +86,24 @@ def evaluate(
                 f"runs of one table must differ in method, members, active, diversity or seed; {same.folder} and "
                 f"{run.folder} do not: evaluate them one by one"
             )
-        samples: dict[str, Samples] = {}
-        found = judge(
+        predictions = predict_sets(
             ensemble,
             sets,
-            about=run.about,
             classes=run.settings["classes"],
             backbone=run.settings.get("backbone"),
             held_out=kept,
             protocol=protocol,
-            samples=samples,
             progress=progress,
         )
+        found = measure(sets, predictions, {"run": run.folder.name, **run.about})
         if keep:
-            records.keep(run.folder, suite or "own sets", "", run.settings["classes"], sets, found, samples)
+            records.keep(run.folder, suite or "own sets", "", run.settings["classes"], sets, found, predictions)
         frames.append(found)
     frame = pd.concat(frames, ignore_index=True)
     if out is not None:
         tables.write(frame, Path(out))
         say(f"wrote {len(frame)} numbers to {out}")
     if format == "table":
-        print(tables.as_text(tables.summary(frame, families, score=score, aggregate=aggregate)), end="")
+        print(tables.as_text(tables.summary(frame, score=score, aggregate=aggregate)), end="")
     else:
         print(tables.render(frame, f".{format}"), end="")

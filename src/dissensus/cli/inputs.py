@@ -1,4 +1,4 @@
-"""What the command line names: features, the sets to judge on, the devices to run on."""
+"""What the command line names: features, the sets to evaluate on, the devices to run on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from lightning.fabric import Fabric
@@ -19,19 +19,11 @@ from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus.backbones import Backbone
 from dissensus.cli.parser import say
-from dissensus.evaluation._evaluate import Role, Suite, SuiteSet
+from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet, shards
 from dissensus.images import ImageSet
 from dissensus.training.options import PRECISIONS
 from dissensus.training.run import Run
-
-
-class Judges(NamedTuple):
-    """What to judge runs on."""
-
-    sets: list[SuiteSet]
-    families: dict[str, str]
-    held_out: FeatureSet | None
 
 
 def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
@@ -89,14 +81,14 @@ def _npz(path: Path) -> FeatureSet:
     return FeatureSet.from_arrays(found["features"], found.get("labels"), groups=found.get("groups"))
 
 
-def find_judges(
+def find_sets(
     suite: str | None,
     inside: str | None,
     others: Mapping[Role, Sequence[str] | None],
     held_out: str | None,
     options: Mapping[str, Any],
-) -> Judges:
-    """The sets of a suite, made with these options, or those that NAME=FEATURES flags give, by role."""
+) -> tuple[list[SuiteSet], FeatureSet | None]:
+    """The sets of a suite, made with these options, or those that NAME=FEATURES flags give; and the held-out set."""
     if (suite is None) == (inside is None):
         got = "neither" if suite is None else "both"
         raise DissensusError(f"evaluate needs either --suite NAME or --id FEATURES; got {got}")
@@ -106,7 +98,7 @@ def find_judges(
         if given:
             raise DissensusError(f"a suite brings its own sets; got --suite with {given}: use --id with those")
         loaded = suites.load(suite, **options)
-        return Judges(list(loaded.sets), loaded.families, kept or loaded.held_out)
+        return list(loaded.sets), kept or loaded.held_out
     found = [SuiteSet("id", "id", find_features(cast(str, inside))[0])]
     for role, entries in others.items():
         for entry in entries or []:
@@ -116,7 +108,7 @@ def find_judges(
                     f"--{role} takes NAME=FEATURES; got {entry!r}: write --{role} NAME={where or name}"
                 )
             found.append(SuiteSet(name, role, find_features(where)[0]))
-    return Judges(found, {}, kept)
+    return found, kept
 
 
 def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
@@ -131,7 +123,7 @@ def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
 
 
 def suite_options(runs: Sequence[Run], suite: str | None, root: str | None, features: str | None) -> dict[str, Any]:
-    """How to make a suite that these runs can be judged on: through the backbone that they were trained with."""
+    """How to make a suite that these runs can be evaluated on: through the backbone that they were trained with."""
     asked = {"root": root, "features": features}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if options and suite is None:

@@ -132,5 +132,5 @@ def run(
             training=training, seed=seed, lenient=everything, progress=progress, fabric=fabric,
         )  # fmt: skip
         if fabric.is_global_zero:
-            section = report.Section(loaded.name, loaded.summary, frame, loaded.families)
+            section = report.Section(loaded.name, loaded.summary, frame)
             print(pipeline.write_results([section], Path(out)), end="")

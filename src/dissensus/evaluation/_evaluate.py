@@ -1,70 +1,26 @@
-"""evaluate(): an ensemble on the sets of a suite -> one tidy frame, a row a number."""
+"""evaluate(): an ensemble on the sets of a suite -> one tidy frame, one row per value."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pandas as pd
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError
-from dissensus.evaluation.predictions import Judged, Samples, judge, make_soups
+from dissensus.evaluation.predictions import Predictions, predict
+from dissensus.evaluation.soups import make_soups
+from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.functional import metrics, scores
-from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
-COLUMNS = (
-    "method",
-    "members",
-    "active",
-    "diversity",
-    "seed",
-    "dataset",
-    "role",
-    "aggregate",
-    "score",
-    "metric",
-    "value",
-)
-Role = Literal["id", "shift", "ood", "groups"]
+ABOUT = ("method", "members", "active", "diversity", "seed", "run")
+COLUMNS = (*ABOUT, "dataset", "family", "role", "aggregate", "score", "metric", "value")
 Protocol = Literal["mask", "vote"]
-
-
-@dataclass(frozen=True)
-class SuiteSet:
-    """One set to judge on: its role, its features, and how it is shown.
-
-    `family` names the column that several sets share in tables, such as all corruptions of one severity.
-    `subset` lists the classes that occur, where those are a part of the tail's; labels stay tail classes.
-    """
-
-    name: str
-    role: Role
-    features: FeatureSet
-    family: str = ""
-    subset: tuple[int, ...] | None = None
-    images: ImageSet | None = None  # row by row what the features are of, to look at
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Named data sets with roles: what to train on and what to be judged on."""
-
-    name: str
-    summary: str
-    train: FeatureSet
-    sets: tuple[SuiteSet, ...]
-    held_out: FeatureSet | None = None  # labelled, for choices made before the test: the greedy soup
-    disagreement: FeatureSet | None = None  # unlabelled, for a2d and divdis
-
-    @property
-    def families(self) -> dict[str, str]:
-        """Set name -> the column it is shown under."""
-        return {s.name: s.family or s.name for s in self.sets}
 
 
 def evaluate(
@@ -77,80 +33,101 @@ def evaluate(
     held_out: FeatureSet | None = None,
     score_names: Sequence[str] | None = None,
     protocol: Protocol = "mask",
-    samples: dict[str, Samples] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Judge the ensemble on every set; a frame with COLUMNS.
+    """Measure an ensemble on every set.
 
     Args:
         ensemble: the trained members.
-        sets: one id set, and any number of others. AUROC and its kin tell each shift and ood set from the id set.
-        about: method, active, diversity and seed for the frame's first columns.
-        classes: names of the classes trained on; labelled sets with other names are refused. None: not checked.
-        backbone: what the run recorded of the trunk trained on; features of another are refused. None: not checked.
+        sets: one id set, and any number of others. Detection metrics compare each shift and ood set with the id set.
+        about: method, active, diversity, seed and run (a name) for the frame's first columns.
+        classes: names of the classes trained on; labelled sets with other names raise. None: not checked.
+        backbone: what the run recorded of the trunk trained on; features of another raise. None: not checked.
         held_out: labelled features, not of the test sets, on which the greedy soup is chosen; None: no greedy soup.
         score_names: which scores; None: all.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
-        samples: filled, where given, with what the ensemble says of every sample, by the name of the set.
         progress: show a progress bar when stderr is a terminal.
 
-    Accuracy comes for each aggregate: prediction (mean logits), probability, vote, soup, greedy-soup, and for single
-    members as their mean (members) and their best (oracle).
+    Returns:
+        A frame with COLUMNS. Metrics of answers come for each aggregate in `aggregates.AGGREGATES`, metrics of
+        detection for each score.
+
+    Raises:
+        DataError: if the sets do not fit the ensemble or one another.
+        UnknownNameError: if a score is unknown.
     """
-    inside = _check(sets, protocol)
+    predictions = predict_sets(
+        ensemble, sets, classes=classes, backbone=backbone, held_out=held_out, score_names=score_names,
+        protocol=protocol, progress=progress,
+    )  # fmt: skip
+    return measure(sets, predictions, about)
+
+
+def predict_sets(
+    ensemble: Ensemble,
+    sets: Sequence[SuiteSet],
+    *,
+    classes: Sequence[str] | None = None,
+    backbone: Mapping[str, Any] | None = None,
+    held_out: FeatureSet | None = None,
+    score_names: Sequence[str] | None = None,
+    protocol: Protocol = "mask",
+    progress: bool = True,
+) -> dict[str, Predictions]:
+    """The first half of `evaluate`: the predictions for every set, by its name. Arguments as there."""
+    _check(sets, protocol)
     for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
         check_backbone(backbone, s.features, s.name)
         _check_set(ensemble, s, classes)
-    wanted = [scores.SCORES[name].__name__ for name in score_names] if score_names else list(scores.SCORES)
-    wanted += [name for name in ("pds", "unique") if name not in wanted]
-    was_training = ensemble.training
-    try:
-        ensemble.eval()
-        soups = make_soups(ensemble, held_out)
-        bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
-        judged = {
-            s.name: judge(
-                ensemble, soups, s.features, wanted, labelled=s.role != "ood", subset=s.subset, protocol=protocol
-            )
-            for s in bar
-        }
-    finally:
-        ensemble.train(was_training)
-    if samples is not None:
-        samples |= {name: found.samples for name, found in judged.items()}
+    names = [scores.SCORES[name].__name__ for name in score_names] if score_names else list(scores.SCORES)
+    names += [name for name in ("pds", "unique") if name not in names]
+    soups = make_soups(ensemble, held_out)
+    bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
+    return {
+        s.name: predict(
+            ensemble, s.features, names, labelled=s.role != "ood", soups=soups, subset=s.subset, protocol=protocol
+        )
+        for s in bar
+    }
+
+
+def measure(
+    sets: Sequence[SuiteSet], predictions: Mapping[str, Predictions], about: Mapping[str, Any] | None = None
+) -> pd.DataFrame:
+    """The second half of `evaluate`: every metric of these predictions as a frame with COLUMNS."""
+    inside = next(predictions[s.name] for s in sets if s.role == "id")
+    members = len(inside.votes)
+    described = {"method": "", "active": members, "diversity": 0.0, "seed": 0, "run": "", **(about or {})}
     rows = [
-        {"dataset": s.name, "role": s.role, **row}
+        {"dataset": s.name, "family": s.family or s.name, "role": s.role, **row}
         for s in sets
-        for row in _rows(s, judged[s.name], judged[inside.name])
+        for row in _rows(s, predictions[s.name], inside)
     ]
-    fixed = {"method": "", "active": len(ensemble), "diversity": 0.0, "seed": 0, **(about or {})}
-    frame = pd.DataFrame(rows).assign(
-        members=len(ensemble), **{k: fixed[k] for k in ("method", "active", "diversity", "seed")}
-    )
-    return frame[list(COLUMNS)]
+    frame = pd.DataFrame(rows).assign(**{name: described[name] for name in ABOUT if name != "members"})
+    return frame.assign(members=members)[list(COLUMNS)]
 
 
-def _check(sets: Sequence[SuiteSet], protocol: str) -> SuiteSet:
+def _check(sets: Sequence[SuiteSet], protocol: str) -> None:
     if protocol not in get_args(Protocol):
         raise DataError(f"protocol must be mask or vote; got {protocol!r}")
     inside = [s for s in sets if s.role == "id"]
     if len(inside) != 1:
-        found = ", ".join(s.name for s in inside) or "none"
-        raise DataError(f"evaluation needs exactly one id set to compare with; got {found}: give one")
-    names = [s.name for s in sets]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise DataError(f"every set needs a name of its own; {sorted(twice)[0]!r} stands twice: rename one")
-    return inside[0]
+        names = ", ".join(s.name for s in inside) or "none"
+        raise DataError(f"evaluation needs exactly one id set to compare with; got {names}: give one")
+    name, count = Counter(s.name for s in sets).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"every set needs its own name; {name!r} occurs {count} times: rename one")
 
 
 def _check_set(ensemble: Ensemble, s: SuiteSet, trained: Sequence[str] | None) -> None:
-    """Refuse a set that the ensemble cannot be judged on, or only wrongly."""
+    """Raise if the ensemble cannot be evaluated on a set, or only wrongly."""
     classes = ensemble.classes
     features, labels = s.features, s.features.labels
     if not tails.fits(ensemble.about, features.shape):
         width = (ensemble.about or {})["features"]
-        raise DataError(f"the ensemble takes features of width {width}; {s.name} has {features.shape}: extract it anew")
+        raise DataError(
+            f"the ensemble takes features of width {width}; {s.name} has {features.shape}: extract it again"
+        )
     if s.role == "ood":
         return
     if labels is None:
@@ -179,15 +156,15 @@ def _some(values: Sequence[object]) -> str:
     return ", ".join(map(str, values[:4])) + (", ..." if len(values) > 4 else "")
 
 
-def _rows(s: SuiteSet, own: Judged, inside: Judged) -> list[dict[str, Any]]:
+def _rows(s: SuiteSet, predictions: Predictions, inside: Predictions) -> list[dict[str, Any]]:
     rows = [
         {"aggregate": name, "score": "", "metric": metric, "value": value}
-        for name, quality in own.metrics.items()
-        for metric, value in quality.items()
+        for name, measured in predictions.metrics.items()
+        for metric, value in measured.items()
     ]
-    for name, values in own.samples.scores.items():
-        found = metrics.compute(scores=values.double())
+    for name, values in predictions.scores.items():
+        measured = metrics.compute(scores=values.double())
         if s.role in ("shift", "ood"):
-            found |= metrics.detection(inside.samples.scores[name].double(), values.double())
-        rows += [{"aggregate": "", "score": name, "metric": metric, "value": value} for metric, value in found.items()]
+            measured |= metrics.detection(inside.scores[name], values)
+        rows += [{"aggregate": "", "score": name, "metric": metric, "value": v} for metric, v in measured.items()]
     return rows

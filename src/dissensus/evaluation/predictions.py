@@ -1,4 +1,4 @@
-"""One pass of an ensemble over a set of features: numbers for every aggregate, and what it says of every sample."""
+"""Predictions: one pass of an ensemble over a set; what it says of every sample, and how good that is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet
-from dissensus.functional import aggregates, scores
+from dissensus.functional import aggregates, metrics, scores
 from dissensus.functional.classification import Classification
 from dissensus.models.ensemble import Ensemble
 
@@ -20,77 +20,108 @@ CHUNK_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What an ensemble says of each sample of a set; classes are the tail's, whatever the set's subset."""
+class Predictions:
+    """What an ensemble says of each sample of a set; classes are the tail's, whatever the set's subset.
 
-    labels: Tensor | None  # (N,)
-    prediction: Tensor  # (N,), of the mean logits
-    confidence: Tensor  # (N,), its probability
-    votes: Tensor  # (M, N), each member's class
-    scores: dict[str, Tensor]  # name -> (N,)
+    Attributes:
+        labels: (N,), None where the set has none.
+        prediction: (N,), the class with the highest mean logit.
+        confidence: (N,), its probability.
+        votes: (M, N), each member's class.
+        scores: name -> (N,), higher = more OOD.
+        metrics: aggregate -> metric -> value, of labelled sets.
+    """
 
+    labels: Tensor | None
+    prediction: Tensor
+    confidence: Tensor
+    votes: Tensor
+    scores: dict[str, Tensor]
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
-@dataclass(frozen=True)
-class Judged:
-    """What one pass over a set leaves."""
-
-    samples: Samples
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)  # aggregate -> metric -> value
+    def __len__(self) -> int:
+        return len(self.prediction)
 
 
 @torch.no_grad()
-def judge(
+def predict(
     ensemble: Ensemble,
-    soups: Mapping[str, nn.Module],
     features: FeatureSet,
-    wanted: Sequence[str],
+    score_names: Sequence[str],
     *,
-    labelled: bool,
+    labelled: bool = True,
+    soups: Mapping[str, nn.Module] | None = None,
     subset: Sequence[int] | None = None,
     protocol: str = "mask",
-) -> Judged:
-    """Run the ensemble and its soups over the features; `wanted` are the names of scores."""
+) -> Predictions:
+    """Run an ensemble over a set of features, once.
+
+    Args:
+        ensemble: the trained members; runs in evaluation mode and returns to the mode it was in.
+        features: the set.
+        score_names: which scores to compute.
+        labelled: whether labels, if there are any, are those of the ensemble; False for OOD sets.
+        soups: models made of the members' weights, to be measured too; see `make_soups`.
+        subset: the classes that occur in the set, where those are a part of the ensemble's.
+        protocol: for a subset, "mask" restricts logits first; "vote" is the authors' protocol.
+
+    Returns:
+        The predictions, with metrics for every aggregate where labels are known.
+    """
+    soups, was_training = soups or {}, ensemble.training
     qualities = {name: Classification() for name in [*aggregates.of_kind("logits"), *soups]}
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*wanted, "prediction", "confidence", "votes")}
-    known = features.labels if labelled else None
-    for x, at in features.batches(batch_size(ensemble, features.shape)):
-        batch = x.to(_device(ensemble))
-        logits = ensemble(batch)
-        for name in wanted:
-            parts[name].append(scores.SCORES[name](logits).cpu())
-        masked = subset is not None and protocol == "mask"
-        own = aggregates.restrict(logits, subset) if masked and subset is not None else logits
-        places = torch.as_tensor(subset) if masked else torch.arange(logits.shape[-1])
-        log_probs, found = aggregates.prediction(own).max(-1)
-        parts["prediction"].append(places[found.cpu()])
-        parts["confidence"].append(log_probs.exp().cpu())
-        parts["votes"].append(places[own.argmax(-1).cpu()].to(torch.int32))
-        if known is not None:
-            groups = None if features.groups is None else features.groups[at]
-            cooked = {name: soup(batch)[None] for name, soup in soups.items()}
-            labels, answers = _answers(logits, cooked, known[at], subset, protocol)
-            for name, answer in answers.items():
-                qualities[name].update(answer.cpu(), labels, groups)
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*score_names, "prediction", "confidence", "votes")}
+    labels = features.labels if labelled else None
+    masked = subset is not None and protocol == "mask"
+    device = next(ensemble.parameters()).device
+    try:
+        ensemble.eval()
+        for x, rows in features.batches(batch_size(ensemble, features.shape)):
+            batch = x.to(device)
+            logits = ensemble(batch)
+            for name in score_names:
+                parts[name].append(scores.SCORES[name](logits).cpu())
+            seen = aggregates.restrict(logits, subset) if masked and subset is not None else logits
+            classes = torch.as_tensor(subset) if masked else torch.arange(logits.shape[-1])
+            log_probs, places = aggregates.prediction(seen).max(-1)
+            parts["prediction"].append(classes[places.cpu()])
+            parts["confidence"].append(log_probs.exp().cpu())
+            parts["votes"].append(classes[seen.argmax(-1).cpu()].to(torch.int32))
+            if labels is not None:
+                groups = None if features.groups is None else features.groups[rows]
+                soup_logits = {name: soup(batch)[None] for name, soup in soups.items()}
+                targets, answers = _answers(logits, soup_logits, labels[rows], subset, protocol)
+                for name, answer in answers.items():
+                    qualities[name].update(answer.cpu(), targets, groups)
+    finally:
+        ensemble.train(was_training)
     votes = torch.cat(parts.pop("votes"), dim=1)
     whole = {name: torch.cat(values) for name, values in parts.items()}
-    samples = Samples(known, whole.pop("prediction"), whole.pop("confidence"), votes, whole)
-    if known is None:
-        return Judged(samples)
-    metrics = {name: quality.compute() for name, quality in qualities.items()}
-    right = (votes == known).double()
-    alone = {"accuracy": right.mean(-1)}  # metric -> (M,)
-    if features.groups is not None:
-        each = [right[:, features.groups == g].mean(-1) for g in torch.unique(features.groups)]
-        alone["worst_group"] = torch.stack(each).amin(0)
-    for name, aggregate in aggregates.of_kind("members").items():
-        metrics[name] = {metric: float(aggregate(values)) for metric, values in alone.items()}
-    return Judged(samples, metrics)
+    prediction, confidence = whole.pop("prediction"), whole.pop("confidence")
+    if labels is None:
+        return Predictions(None, prediction, confidence, votes, whole)
+    measured = {name: quality.compute() for name, quality in qualities.items()}
+    measured |= _member_metrics((votes == labels).double(), features.groups)
+    return Predictions(labels, prediction, confidence, votes, whole, measured)
+
+
+def _member_metrics(correct: Tensor, groups: Tensor | None) -> dict[str, dict[str, float]]:
+    """Every aggregate of single members, of the metrics that need no probabilities; `correct` is (M, N)."""
+    columns = {} if groups is None else {"groups": groups}
+    alone = [metrics.compute(correct=member, **columns) for member in correct]
+    measured: dict[str, dict[str, float]] = {name: {} for name in aggregates.of_kind("members")}
+    for metric in alone[0]:
+        sign = -1 if metrics.METRICS[metric].better == "lower" else 1  # aggregates take higher for better
+        values = torch.tensor([sign * member[metric] for member in alone], dtype=torch.float64)
+        for name, aggregate in aggregates.of_kind("members").items():
+            measured[name][metric] = sign * float(aggregate(values))
+    return measured
 
 
 def _answers(
     logits: Tensor, soups: Mapping[str, Tensor], labels: Tensor, subset: Sequence[int] | None, protocol: str
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Every aggregate's log-probabilities, restricted to the set's classes, and the labels among those."""
+    """The labels among the set's classes, and every aggregate's log-probabilities of these classes."""
     if subset is None:
         answers = {name: combine(logits) for name, combine in aggregates.of_kind("logits").items()}
         return labels, answers | {name: aggregates.prediction(z) for name, z in soups.items()}
@@ -104,40 +135,15 @@ def _answers(
     answers = {name: combine(narrow) for name, combine in aggregates.of_kind("logits").items()}
     if protocol == "vote":
         answers["prediction"] = answers["vote"] = aggregates.authors_vote(logits, subset)
-    return place[labels], answers | {
-        name: aggregates.prediction(aggregates.restrict(z, subset)) for name, z in soups.items()
-    }
-
-
-def make_soups(ensemble: Ensemble, held_out: FeatureSet | None) -> dict[str, nn.Module]:
-    """Every aggregate of weights as one module, by name; without `held_out`, only those that do not need it."""
-
-    def accuracy(members: list[int]) -> float:
-        assert held_out is not None
-        return _accuracy(ensemble.soup(members), held_out, ensemble)
-
-    return {
-        name: ensemble.soup(choose(len(ensemble), accuracy)).eval()
-        for name, choose in aggregates.of_kind("weights").items()
-        if held_out is not None or not choose.held_out
-    }
-
-
-@torch.no_grad()
-def _accuracy(module: nn.Module, features: FeatureSet, ensemble: Ensemble) -> float:
-    assert features.labels is not None
-    hits = 0
-    for x, at in features.batches(4096):
-        hits += int((module.eval()(x.to(_device(ensemble))).argmax(-1).cpu() == features.labels[at]).sum())
-    return hits / len(features)
-
-
-def _device(ensemble: Ensemble) -> torch.device:
-    return next(ensemble.parameters()).device
+    narrow_soups = {name: aggregates.prediction(aggregates.restrict(z, subset)) for name, z in soups.items()}
+    return place[labels], answers | narrow_soups
 
 
 def batch_size(ensemble: Ensemble, shape: tuple[int, ...]) -> int:
-    """Rows at once: logits are held, and what a hidden layer makes of every place of a map or every token."""
+    """Rows of features of a shape to run at once.
+
+    Bounds the memory of the logits and of the hidden layer's outputs at every place of a map or token.
+    """
     about = ensemble.about or {}
     places = math.prod(shape) // about.get("features", math.prod(shape))
     floats: int = max(about.get("classes", 1000), about.get("hidden", 0) * places // 4)

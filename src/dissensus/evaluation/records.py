@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from dissensus._core.errors import RunError
 from dissensus._core.files import make_folder, read_json, replacing, write_json
 from dissensus.evaluation import tables
-from dissensus.evaluation._evaluate import SuiteSet
-from dissensus.evaluation.predictions import Samples
+from dissensus.evaluation.predictions import Predictions
+from dissensus.evaluation.suite import SuiteSet
 from dissensus.images import BadImage
 
 FORMAT = "dissensus-judged-1"
@@ -44,12 +44,7 @@ class Judged:
     frame: pd.DataFrame
     folder: Path
 
-    @property
-    def families(self) -> dict[str, str]:
-        """Set name -> the column it is shown under."""
-        return {s["name"]: s["family"] or s["name"] for s in self.sets}
-
-    def samples(self, name: str) -> Samples:
+    def samples(self, name: str) -> Predictions:
         """What was said of every sample of the set of that name."""
         number = next(i for i, s in enumerate(self.sets) if s["name"] == name)
         try:
@@ -57,7 +52,7 @@ class Judged:
         except (OSError, SafetensorError) as error:
             raise RunError(f"{self.folder} is damaged ({error}); evaluate the run again") from error
         scores = {key.removeprefix("score."): value for key, value in found.items() if key.startswith("score.")}
-        return Samples(found.get("labels"), found["prediction"], found["confidence"], found["votes"], scores)
+        return Predictions(found.get("labels"), found["prediction"], found["confidence"], found["votes"], scores)
 
 
 def keep(
@@ -67,7 +62,7 @@ def keep(
     classes: Sequence[str],
     sets: Sequence[SuiteSet],
     frame: pd.DataFrame,
-    samples: Mapping[str, Samples],
+    samples: Mapping[str, Predictions],
 ) -> None:
     """Write what was found into the run folder, in place of what was found before."""
     folder = run / FOLDER
@@ -113,13 +108,13 @@ def read(run: Path) -> Judged:
     )
 
 
-def _examples(s: SuiteSet, samples: Samples) -> dict[str, list[dict[str, Any]]]:
+def _examples(s: SuiteSet, samples: Predictions) -> dict[str, list[dict[str, Any]]]:
     order = samples.scores["pds"].argsort(stable=True)
     picked = {"most": order.flip(0)[:EXAMPLES], "least": order[:EXAMPLES]}
     return {heading: [example(s, samples, int(row)) for row in rows] for heading, rows in picked.items()}
 
 
-def example(s: SuiteSet, samples: Samples, row: int) -> dict[str, Any]:
+def example(s: SuiteSet, samples: Predictions, row: int) -> dict[str, Any]:
     """One image with what is said of it: classes by number, votes by member."""
     assert s.images is not None
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -49,15 +49,12 @@ def read(path: Path) -> pd.DataFrame:
     return frame
 
 
-def summary(
-    frame: pd.DataFrame, families: Mapping[str, str] | None = None, *, score: str = "pds", aggregate: str = "prediction"
-) -> pd.DataFrame:
+def summary(frame: pd.DataFrame, *, score: str = "pds", aggregate: str = "prediction") -> pd.DataFrame:
     """One row a method: accuracy, AUROC, #unique and PDS, each averaged over the sets of a family and over seeds.
 
     Columns are (group, set). The id accuracy of ensemble *and* members comes first, whatever follows: an AUROC
     without them misleads, since members near chance can make a good detector.
     """
-    frame = frame.assign(family=[(families or {}).get(name, name) for name in frame["dataset"]])
     order = {family: place for place, family in enumerate(dict.fromkeys(frame["family"]))}
     parts: list[tuple[str, pd.DataFrame]] = [
         ("accuracy", _pick(frame, "accuracy", roles=("id",), aggregate=aggregate)),

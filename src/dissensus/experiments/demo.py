@@ -48,5 +48,5 @@ def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: b
             )  # fmt: skip
         finally:
             torch.set_num_threads(threads)
-        sections.append(report.Section(suite.name, suite.summary, frame, suite.families))
+        sections.append(report.Section(suite.name, suite.summary, frame))
     return pipeline.write_results(sections, out)

@@ -18,8 +18,8 @@ from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.files import make_folder
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import records, tables
-from dissensus.evaluation._evaluate import Suite, evaluate
-from dissensus.evaluation.predictions import Samples
+from dissensus.evaluation._evaluate import measure, predict_sets
+from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal
 from dissensus.functional.metrics import FALSE_ALARMS
@@ -77,19 +77,17 @@ def run_methods(
             say(f"{suite.name} goes on without {name}: {error}", fabric)
             continue
         run = Run.open(out / name)
-        samples: dict[str, Samples] = {}
-        frame = evaluate(
+        predictions = predict_sets(
             ensemble,
             suite.sets,
-            about=run.about,
             classes=suite.train.classes,
             backbone=run.settings["backbone"],
             held_out=suite.held_out,
-            samples=samples,
             progress=progress and (fabric is None or fabric.is_global_zero),
         )
+        frame = measure(suite.sets, predictions, {"run": run.folder.name, **run.about})
         if fabric is None or fabric.is_global_zero:
-            records.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, samples)
+            records.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, predictions)
             _calibrate(run.folder, suite.held_out)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
@@ -201,7 +199,7 @@ def write_results(sections: Sequence[report.Section], out: Path) -> str:
         report.write(sections, out / "report.html")
     pages = [out / s.title / "report.html" for s in sections] if several else [out / "report.html"]
     say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
-    texts = [f"{s.title}: {s.summary}\n\n{tables.as_text(tables.summary(s.frame, s.families))}" for s in sections]
+    texts = [f"{s.title}: {s.summary}\n\n{tables.as_text(tables.summary(s.frame))}" for s in sections]
     return "\n".join(texts)
 
 

@@ -89,7 +89,7 @@ def _measured(run: Run) -> str:
     if not (run.folder / records.FOLDER / "judged.json").is_file():
         return "Nothing yet: the run was not judged before it was exported (`dissensus evaluate`)."
     found = records.read(run.folder)
-    table = tables.summary(found.frame, found.families)
+    table = tables.summary(found.frame)
     first: dict[tuple[str, str], float] = table.iloc[0].to_dict()  # type: ignore[assignment]
     rows = [(group, name, _number(group, value)) for (group, name), value in first.items() if not math.isnan(value)]
     return f"On the suite {_cell(found.suite)}:\n\n" + _table(("measure", "set", "value"), rows)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, ShapeError
+from dissensus._core.registry import Registry
 
 __all__ = [
     "FALSE_ALARMS",
@@ -87,7 +88,7 @@ class Metric:
         return next(kind for kind, names in INPUTS.items() if self.inputs <= names)
 
 
-METRICS: dict[str, Metric] = {}
+METRICS: Registry[Metric] = Registry("metric")
 """Every metric by its name, in the order of tables."""
 
 
@@ -101,7 +102,7 @@ def register(
         if not inputs or not any(inputs <= names for names in INPUTS.values()):
             known = "; or ".join(", ".join(sorted(names)) for names in INPUTS.values())
             raise DissensusError(f"a metric's parameters must be among {known}; got {', '.join(sorted(inputs))}")
-        METRICS[function.__name__] = Metric(function, heading, better, percent, headline)
+        METRICS.add(function.__name__, Metric(function, heading, better, percent, headline))
         return function
 
     return add

@@ -29,7 +29,6 @@ class Measured:
             found.judged.frame.assign(
                 run=found.name,
                 group=found.group,
-                family=[found.judged.families.get(name, name) for name in found.judged.frame["dataset"]],
                 value=pd.to_numeric(found.judged.frame["value"], errors="coerce"),
             )
             for found in runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ class Section:
     title: str
     summary: str
     frame: pd.DataFrame
-    families: Mapping[str, str]
 
 
 def write(sections: Sequence[Section], path: Path, *, score: str = "pds", other: str = "bma") -> None:
@@ -52,7 +51,7 @@ def _has_auroc(frame: pd.DataFrame) -> bool:
 
 def _table(section: Section, score: str) -> dict[str, Any]:
     """Header groups, column names and cells: text, bar length in percent, whether it is the best of its column."""
-    table = tables.summary(section.frame, section.families, score=score)
+    table = tables.summary(section.frame, score=score)
     groups: list[dict[str, Any]] = []
     for group in (column[0] for column in table.columns):
         if groups and groups[-1]["name"] == group:

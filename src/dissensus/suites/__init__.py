@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.registry import Registry
-from dissensus.evaluation._evaluate import Suite, SuiteSet
+from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.suites import digits as scans
 from dissensus.suites import reading
 from dissensus.suites import recipe as recipes

@@ -12,7 +12,7 @@ import numpy as np
 
 from dissensus import backbones
 from dissensus.backbones import Backbone
-from dissensus.evaluation._evaluate import Suite
+from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
 from dissensus.images import ImageSet
 from dissensus.suites import places

@@ -20,7 +20,7 @@ from sklearn.model_selection import train_test_split
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.registry import Registry
-from dissensus.evaluation._evaluate import Suite, SuiteSet
+from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features import FeatureSet
 
 __all__ = ["CORRUPTIONS", "DISTORTIONS", "DOMINOES_TRAINING", "TRAINING", "Corruption", "corrupt", "digits", "dominoes"]

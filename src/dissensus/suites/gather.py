@@ -13,7 +13,7 @@ from PIL import Image
 
 from dissensus._core.files import cache_folder
 from dissensus.backbones import Backbone
-from dissensus.evaluation._evaluate import Suite, SuiteSet
+from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.features._extract import extract
 from dissensus.features.extraction import bad_names, one_line

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dissensus.evaluation._evaluate import Suite, SuiteSet
 from dissensus.evaluation.outcomes import Example
-from dissensus.evaluation.predictions import judge
+from dissensus.evaluation.predictions import predict
 from dissensus.evaluation.records import EXAMPLES, example, votes_in_words
+from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
@@ -18,7 +18,7 @@ def examples(lab: Lab) -> dict[str, tuple[Example, ...]]:
     ensemble = Ensemble.load(Run.open(frame["run"].iloc[0]).ensemble_folder)
     classes, found = suite.train.classes, dict[str, tuple[Example, ...]]()
     for s in _shown(suite):
-        samples = judge(ensemble, {}, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset).samples
+        samples = predict(ensemble, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset)
         order = samples.scores["pds"].argsort(stable=True)
         for heading, rows in (("most", order.flip(0)[:EXAMPLES]), ("least", order[:EXAMPLES])):
             told = [example(s, samples, int(row)) for row in rows]

@@ -20,7 +20,8 @@ from lightning.fabric import Fabric
 
 from dissensus._core.files import read_json, write_json
 from dissensus.evaluation import tables
-from dissensus.evaluation._evaluate import Suite, evaluate
+from dissensus.evaluation._evaluate import evaluate
+from dissensus.evaluation.suite import Suite
 from dissensus.experiments import pipeline
 from dissensus.features import FeatureSet
 from dissensus.functional import scores

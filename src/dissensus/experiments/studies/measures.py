@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dissensus.evaluation._evaluate import Suite
 from dissensus.evaluation.outcomes import Column, Row, Table, Value
+from dissensus.evaluation.suite import Suite
 
 
 @dataclass(frozen=True)

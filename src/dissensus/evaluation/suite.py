@@ -1,0 +1,53 @@
+"""Suite: named data sets with roles, to train on and to evaluate on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dissensus.features import FeatureSet
+from dissensus.images import ImageSet
+
+Role = Literal["id", "shift", "ood", "groups"]
+
+
+@dataclass(frozen=True)
+class SuiteSet:
+    """One set to evaluate on.
+
+    Attributes:
+        name: unique within a suite.
+        role: id (in distribution), shift (same classes, other conditions), ood (other classes) or groups.
+        features: labelled unless the role is ood; with groups where the role is groups.
+        family: the column of tables that several sets share, such as all corruptions of one severity; "": its own.
+        subset: the classes that occur, where those are a part of the tail's; labels stay tail classes.
+        images: row by row the images that the features are of, to look at.
+    """
+
+    name: str
+    role: Role
+    features: FeatureSet
+    family: str = ""
+    subset: tuple[int, ...] | None = None
+    images: ImageSet | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Data sets that belong together.
+
+    Attributes:
+        name: of the suite.
+        summary: one line about it.
+        train: labelled training set.
+        sets: to evaluate on; exactly one has the role id.
+        held_out: labelled, for choices made before the test: the greedy soup, thresholds.
+        disagreement: unlabelled, for a2d and divdis.
+    """
+
+    name: str
+    summary: str
+    train: FeatureSet
+    sets: tuple[SuiteSet, ...]
+    held_out: FeatureSet | None = None
+    disagreement: FeatureSet | None = None
