@@ -7,7 +7,6 @@ photographs that come with scikit-learn.
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import shutil
 import tempfile
 import time
@@ -25,7 +24,7 @@ from tqdm import tqdm
 from benchmarks.core import fabric
 from benchmarks.measure import WARM_UP, Bar, Comparison, Side, Sizes, compare
 from dissensus import backbones
-from dissensus._core.errors import DissensusError
+from dissensus._core import extras
 from dissensus.backbones import Backbone, engines, tracing
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
@@ -95,8 +94,7 @@ def exported(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 def require() -> None:
     """Refuse to begin where the faster engine is not installed."""
-    if any(importlib.util.find_spec(part) is None for part in tracing.PARTS):
-        raise DissensusError("the bench cases engine and export need ONNX Runtime: pip install 'dissensus[onnx]'")
+    extras.require("onnx", "a bench case of engine or export")
 
 
 def _photographs(folder: Path, count: int) -> None:

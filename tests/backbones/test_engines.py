@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from dissensus import backbones
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.backbones import engines, tracing
 
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(part) is None for part in tracing.PARTS), reason="needs dissensus[onnx]"
-)
+needs_onnx = pytest.mark.skipif(bool(extras.missing("onnx")), reason="needs the extra onnx")
 KINDS = {"lite0": None, "test_vit": "random"}  # name -> weights
 
 
@@ -123,7 +122,7 @@ def test_missing_packages_are_named_with_the_remedy(vit, monkeypatch, missing):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name, *rest)
     )
-    with pytest.raises(DissensusError, match=rf"needs {', '.join(missing)}: pip install 'dissensus\[onnx\]'"):
+    with pytest.raises(DissensusError, match=rf"needs {', '.join(missing)}: pip install '\.\[onnx\]'"):
         engines.create("onnx", vit)
 
 

@@ -3,7 +3,6 @@
 The sides of a comparison must do the same work, so their losses are compared step by step.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -20,6 +19,7 @@ import torch
 
 from benchmarks import CASES, core, memory, peers, run_bench
 from benchmarks.measure import QUICK, WARM_UP, Bar, Comparison, Side, compare, interleave
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.features import FeatureSet
 
@@ -36,8 +36,8 @@ ENTRIES = {
     "export": ["export"],
 }
 needs_peers = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch_uncertainty", "torchensemble")),
-    reason="the peers are not installed: pip install 'dissensus[bench]'",
+    bool(extras.missing("bench")),
+    reason="the peers are not installed: pip install '.[bench]'",
 )
 
 needs_proc = pytest.mark.skipif(not memory.STATUS.is_file(), reason=f"{memory.STATUS} is missing here")
@@ -174,7 +174,7 @@ def test_a_missing_peer_is_told_before_anything_runs(missing, monkeypatch):
     if missing == "torchensemble":
         monkeypatch.setitem(sys.modules, "torch_uncertainty.methods", namedtuple("Stub", "deep_ensembles")(None))
     monkeypatch.setitem(CASES, "floor", lambda sizes, repeats: pytest.fail("ran before the check"))
-    with pytest.raises(DissensusError, match=r"pip install 'dissensus\[bench\]'") as caught:
+    with pytest.raises(DissensusError, match=r"pip install '\.\[bench\]'") as caught:
         run_bench(["floor", "peers"], quick=True)
     assert missing in str(caught.value)
     assert "\n" not in str(caught.value)

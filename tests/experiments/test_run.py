@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -19,7 +18,8 @@ import yaml
 from scipy import stats
 
 from dissensus import suites
-from dissensus.backbones import engines, tracing
+from dissensus._core import extras
+from dissensus.backbones import engines
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import tables
 from dissensus.features import FeatureSet
@@ -384,7 +384,7 @@ def accuracy(out: Path, dataset: str) -> float:
 
 def fastest() -> list[str]:
     """Flags for the faster engine, where it is installed."""
-    there = all(importlib.util.find_spec(part) for part in tracing.PARTS)
+    there = not extras.missing("onnx")
     return ["--engine", "onnx" if there else "eager", "--methods", "single", "--no-progress"]
 
 

@@ -25,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dissensus import backbones
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import assembling
 from dissensus.backbones import engines, tracing
@@ -41,9 +42,7 @@ from dissensus.training._fit import fit
 from dissensus.training.run import Run
 from tests.conftest import blobs, linear
 
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(part) is None for part in tracing.PARTS), reason="needs dissensus[onnx]"
-)
+needs_onnx = pytest.mark.skipif(bool(extras.missing("onnx")), reason="needs the extra onnx")
 SIZE = 32
 NAMES = ("ant", "bee", "cow")
 
@@ -580,14 +579,14 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
         (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),
         (["{}/half", "--to", "hub", "--out", "{}/d"], "is not finished"),
     ]
-    if all(importlib.util.find_spec(part) for part in tracing.PARTS):
+    if not extras.missing("onnx"):
         cases += [([run, "--to", "onnx", "--out", "{}/other.onnx"], "other.onnx is something else")]
     for arguments, message in cases:
         assert message in refuse(capsys, *[str(a).format(tmp_path) for a in arguments]), arguments
         assert sorted(tmp_path.rglob("*")) == before, arguments
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     told = refuse(capsys, run, "--to", "onnx", "--out", tmp_path / "d.onnx")
-    assert "needs onnx, onnxscript, onnxruntime: pip install 'dissensus[onnx]'" in told
+    assert "needs onnx, onnxscript, onnxruntime: pip install '.[onnx]'" in told
 
 
 def test_what_cannot_be_written_is_told_and_leaves_nothing(run, tmp_path, capsys, monkeypatch):

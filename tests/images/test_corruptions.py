@@ -234,7 +234,7 @@ def test_no_pixels():
 @pytest.mark.parametrize("missing", ["imagecorruptions", "cv2"])
 def test_missing_package(missing, fresh):
     fresh.setitem(sys.modules, missing, None)
-    message = r"\Acorruptions need imagecorruptions: pip install 'dissensus\[corruptions\]'\Z"
+    message = r"\Acorruptions need imagecorruptions: pip install '\.\[corruptions\]'\Z"
     with pytest.raises(DissensusError, match=message):
         corrupt(picture(), "fog", 1, 0)
 

@@ -36,7 +36,7 @@ from tests.browser import CHROMIUM, browser
 from tests.conftest import blobs, linear
 
 SERVES = importlib.util.find_spec("gradio") is not None
-needs_gradio = pytest.mark.skipif(not SERVES, reason="needs gradio: pip install 'dissensus[serve]'")
+needs_gradio = pytest.mark.skipif(not SERVES, reason="needs gradio: pip install '.[serve]'")
 
 
 def png(pixels) -> bytes:
@@ -272,7 +272,7 @@ def refusal(capsys, *arguments: object) -> str:
 
 def test_without_gradio_one_line(capsys, monkeypatch, place):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'dissensus[serve]'" in refusal(capsys, place / "run")
+    assert "pip install '.[serve]'" in refusal(capsys, place / "run")
 
 
 @needs_gradio

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder, make_folder, replacing
 from dissensus._core.registry import Registry
@@ -54,11 +55,11 @@ def at_once(size: int) -> int:
 
 
 def onnx(backbone: Backbone, device: torch.device) -> Engine:
-    """ONNX Runtime, several times faster on CPUs; checked against PyTorch (needs dissensus[onnx]).
+    """ONNX Runtime, several times faster on CPUs; checked against PyTorch (needs the extra onnx).
 
     The export takes some seconds and is kept in the user's cache.
     """
-    tracing.require("engine onnx")
+    extras.require("onnx", "engine onnx")
     if device.type != "cpu":
         raise DissensusError(f"engine onnx runs on CPUs; got {device}: use --engine eager there")
     generator = torch.Generator().manual_seed(0)

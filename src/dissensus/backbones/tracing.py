@@ -1,9 +1,8 @@
-"""Modules as ONNX programs whose batch may have any size, and their sessions on the CPU (needs dissensus[onnx])."""
+"""Modules as ONNX programs whose batch may have any size, and their sessions on the CPU (needs the extra onnx)."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,16 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from dissensus._core.errors import DissensusError
-
-PARTS = ("onnx", "onnxscript", "onnxruntime")
-
-
-def require(what: str) -> None:
-    """Refuse what needs ONNX where it is not installed."""
-    if missing := [part for part in PARTS if importlib.util.find_spec(part) is None]:
-        raise DissensusError(f"{what} needs {', '.join(missing)}: pip install 'dissensus[onnx]'")
 
 
 def convert(module: nn.Module, batch: Tensor, inputs: Sequence[str], outputs: Sequence[str], axis: int = 0) -> Any:

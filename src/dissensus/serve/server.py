@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -13,14 +12,7 @@ from dissensus._core.errors import DissensusError
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Service
 
-PARTS = ("gradio", "fastapi", "uvicorn")
 EVERYWHERE = ("0.0.0.0", "::", "")
-
-
-def check_installed() -> None:
-    """Refuse where the optional packages are missing."""
-    if missing := [part for part in PARTS if importlib.util.find_spec(part) is None]:
-        raise DissensusError(f"the page needs {', '.join(missing)}: pip install 'dissensus[serve]'")
 
 
 def bind(host: str, port: int) -> socket.socket:

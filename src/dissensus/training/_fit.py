@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from dissensus._core import extras
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus._core.random import mix
 from dissensus.features import FeatureSet
@@ -105,8 +105,8 @@ def fit(
         )
     if tensorboard and out is None:
         raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
-    if tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise DissensusError("tensorboard is not installed: pip install 'dissensus[tensorboard]'")
+    if tensorboard:
+        extras.require("tensorboard", "tensorboard=True")
     train_features.verify()
     if disagreement is not None:
         disagreement.verify()
