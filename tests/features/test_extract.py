@@ -516,7 +516,7 @@ def test_a_plan_that_was_not_whole_is_no_hindrance(backbone, tmp_path):
         ({"seed": -1}, "seed must be within 0..2147483647; got -1"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"workers": -1}, "workers must be at least 0; got -1"),
-        ({"dtype": "float64"}, "dtype must be float16 or float32; got float64"),
+        ({"dtype": "float64"}, "dtype must be one of float16, float32; got 'float64'"),
         ({"shard_images": 0}, "shard_images must be at least 1; got 0"),
         ({"max_bad": 1.5}, "max_bad must be a share within 0..1; got 1.5"),
         ({"max_bad": float("nan")}, "max_bad must be a share within 0..1; got nan"),

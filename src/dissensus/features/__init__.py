@@ -1,6 +1,6 @@
-"""Features: what the frozen trunk outputs, extracted once and kept in a folder."""
+"""Features: what the frozen trunk outputs, extracted once and kept in a folder. Names are listed in __init__.pyi."""
 
-from dissensus.features.featureset import FeatureSet, check_backbone
-from dissensus.features.writer import FeatureWriter
+import lazy_loader
 
-__all__ = ["FeatureSet", "FeatureWriter", "check_backbone"]
+# Loaded on first use, so that `dissensus extract --help` does not wait for PyTorch.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

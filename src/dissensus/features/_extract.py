@@ -25,101 +25,111 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.options import combine, documented
 from dissensus.backbones import Backbone, engines
-from dissensus.features import FeatureSet
 from dissensus.features.extraction import Extraction
+from dissensus.features.featureset import FeatureSet
 from dissensus.features.loader import Job, Reader, Views, default_workers, explained_deaths
+from dissensus.features.options import ExtractOptions
 from dissensus.images import ImageSet, corruptions
 
 __all__ = ["extract"]
 
 
+@documented(ExtractOptions)
 def extract(
     images: ImageSet,
     backbone: Backbone,
     out: str | os.PathLike[str],
+    options: ExtractOptions | None = None,
     *,
-    augment: int = 0,
-    corruption: str | None = None,
-    severity: int = 1,
-    seed: int = 0,
-    batch_size: int = 64,
-    workers: int | None = None,
-    engine: str = "eager",
-    dtype: str = "float16",
-    shard_images: int = 4096,
-    max_bad: float = 0.01,
-    strict: bool = False,
     progress: bool = True,
     fabric: Fabric | None = None,
+    **keywords: Any,
 ) -> FeatureSet:
-    """Run every image through the trunk and write the features; what `out` holds of them already is kept.
+    """Run every image through the trunk and write the features; shards that `out` already holds are kept.
 
     Args:
         images: what to extract.
         backbone: whose trunk to run.
         out: a new or empty folder, or one in which the same extraction was begun or finished.
-        augment: passes over the images with random crops and flips, one for each epoch of training; 0: one pass of
-            centre crops.
-        corruption: one of ImageNet-C's; None: images as they are.
-        severity: of the corruption, 1 to 5.
-        seed: decides crops, flips and corruptions.
-        batch_size: images at once through the trunk.
-        workers: processes that read images; None: one a core, at most 8; 0: none but this one.
-        engine: eager, or onnx, which is faster on CPUs.
-        dtype: float16 or float32 on disk.
-        shard_images: images a shard; what a kill can cost at most.
-        max_bad: share of images that may be unreadable; they are left out and listed in bad.tsv.
-        strict: fail at the first unreadable image.
+        options: how; None: the defaults.
         progress: show a progress bar when stderr is a terminal.
         fabric: Lightning Fabric, launched, for other devices or several processes, which share the shards.
+        keywords: options by name, over those in `options`:
+
+            {options}
+
+    Returns:
+        The features, opened from `out`.
+
+    Raises:
+        DissensusError: for options that break a rule, too many unreadable images, or a folder with other contents.
+
+    Example:
+        >>> features = extract(ImageSet.find("photos"), backbones.create("lite0"), "features", engine="onnx")
     """
-    _check(augment, corruption, severity, seed, batch_size, workers, dtype, shard_images, max_bad)
+    options = combine(ExtractOptions, options, keywords)
+    if options.corruption is not None:
+        # checked here, where the error is one line; in a worker it would be a traceback
+        corruptions.corrupt(Image.new("RGB", (32, 32)), options.corruption, options.severity, 0)
     fabric = fabric or Fabric(devices=1)
-    folder, passes = Path(out), max(1, augment)
+    folder, passes = Path(out), max(1, options.augment)
+    starts = range(0, len(images), options.shard_images)
     jobs = [
-        Job(number, turn, range(start, min(start + shard_images, len(images))))
-        for number, (turn, start) in enumerate(
-            (turn, start) for turn in range(passes) for start in range(0, len(images), shard_images)
-        )
+        Job(number, turn, range(start, min(start + options.shard_images, len(images))))
+        for number, (turn, start) in enumerate((turn, start) for turn in range(passes) for start in starts)
     ]
-    plan = {
-        "backbone": backbone.describe(),
-        "images": images.fingerprint,
-        "augment": augment,
-        "corruption": None if corruption is None else [corruption.replace("-", "_"), severity],
-        # where nothing is random another seed changes nothing
-        "seed": seed if augment or corruption else None,
-        "engine": engine,
-        "precision": str(fabric._precision.precision),
-        "dtype": dtype,
-        "shard_images": shard_images,
-    }
-    work = Extraction(folder, plan, len(jobs), passes)
+    work = Extraction(folder, plan_of(images, backbone, options, precision_of(fabric)), len(jobs), passes)
+    workers = options.workers
     if workers is None:
         workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
-    views = Views(images, backbone.transform, augment > 0, corruption, severity, seed)
-    allowed = 0 if strict else int(round(max_bad * len(images), 6))  # 0.29 * 100 is 28.999999999999996
+    views = Views(images, backbone.transform, options.augment > 0, options.corruption, options.severity, options.seed)
+    # rounded, since 0.29 * 100 is 28.999999999999996
+    allowed = 0 if options.strict else int(round(options.max_bad * len(images), 6))
     with _claimed(work, fabric):
         if not work.finished:
             with _failing_together(work, fabric), work.stopping():
-                run = engines.create(engine, backbone, fabric.device)
-                _fill(work, jobs, Reader(views, batch_size, workers), run, dtype, allowed, strict, progress, fabric)
+                run = engines.create(options.engine, backbone, fabric.device)
+                reader = Reader(views, options.batch_size, workers)
+                _fill(work, jobs, reader, run, options.dtype, allowed, options.strict, progress, fabric)
             with _failing_together(work, fabric):
                 if fabric.is_global_zero:
-                    _refuse_bad(work, dict(work.bad()), allowed, len(images), strict)  # of all processes
+                    _refuse_bad(work, dict(work.bad()), allowed, len(images), options.strict)  # of all processes
                     columns = ["labels"] * (images.labels is not None) + ["groups"] * (images.groups is not None)
                     work.finish(
                         {
                             "columns": (*columns, "features"),
                             "shape": backbone.shape,
-                            "dtype": dtype,
+                            "dtype": options.dtype,
                             "classes": images.classes,
                             "group_names": images.group_names,
                             "provenance": {**work.plan, "passes": passes},
                         }
                     )
     return FeatureSet.open(folder)
+
+
+def precision_of(fabric: Fabric | None) -> str:
+    """The numerical precision that Fabric runs with, such as 32-true."""
+    return "32-true" if fabric is None else str(fabric.strategy.precision.precision)
+
+
+def plan_of(images: ImageSet, backbone: Backbone, options: ExtractOptions, precision: str) -> dict[str, Any]:
+    """What the features depend on; an extraction goes on only in a folder with the same plan."""
+    corruption = options.corruption
+    return {
+        "backbone": backbone.describe(),
+        "images": images.fingerprint,
+        "augment": options.augment,
+        "corruption": None if corruption is None else [corruption.replace("-", "_"), options.severity],
+        # where nothing is random another seed changes nothing
+        "seed": options.seed if options.augment or corruption else None,
+        "engine": options.engine,
+        "precision": precision,
+        "dtype": options.dtype,
+        "shard_images": options.shard_images,
+    }
 
 
 def _fill(
@@ -241,33 +251,3 @@ def _failing_together(work: Extraction, fabric: Fabric) -> Iterator[None]:
         problem = problem or next((DataError(text) for text in told if text), None)
     if problem is not None:
         raise problem
-
-
-def _check(
-    augment: int,
-    corruption: str | None,
-    severity: int,
-    seed: int,
-    batch_size: int,
-    workers: int | None,
-    dtype: str,
-    shard_images: int,
-    max_bad: float,
-) -> None:
-    if corruption is not None:
-        # once here, where whatever is missing is told in one line; in a worker it would be a traceback
-        corruptions.corrupt(Image.new("RGB", (32, 32)), corruption, severity, 0)
-    elif severity != 1:
-        raise DissensusError(f"severity is of a corruption; got severity={severity} and none: add --corruption")
-    rules = {
-        "augment must be at least 0": (augment, augment >= 0),
-        "seed must be within 0..2147483647": (seed, 0 <= seed < 2**31),
-        "batch_size must be at least 1": (batch_size, batch_size >= 1),
-        "workers must be at least 0": (workers, workers is None or workers >= 0),
-        "dtype must be float16 or float32": (dtype, dtype in ("float16", "float32")),
-        "shard_images must be at least 1": (shard_images, shard_images >= 1),
-        "max_bad must be a share within 0..1": (max_bad, 0 <= max_bad <= 1),
-    }
-    for rule, (value, holds) in rules.items():
-        if not holds:
-            raise DissensusError(f"{rule}; got {value}")

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.options import listed
 from dissensus._core.registry import Registry
 from dissensus.evaluation.suite import Suite, SuiteSet
+from dissensus.features.options import ExtractOptions
 from dissensus.suites import digits as scans
 from dissensus.suites import reading
 from dissensus.suites import recipe as recipes
@@ -100,13 +102,13 @@ def takes(name: str) -> tuple[str, ...] | None:
         return own
     if name != "digits" and not needs_root(name):
         return None
-    from dissensus.features._extract import extract
-    from dissensus.suites.build import from_recipe
+    names = [*own, *(each.name for each in listed(ExtractOptions)), "progress", "fabric"]
+    if needs_root(name):
+        from dissensus.suites.build import from_recipe
 
-    passed_on = (from_recipe, extract) if needs_root(name) else (extract,)
-    passed = [p for function in passed_on for p in inspect.signature(function).parameters]
-    inner = ("recipe", "images", "out", "corruption", "severity", "options")
-    return tuple(dict.fromkeys([*own, *(p for p in passed if p not in inner)]))
+        names += inspect.signature(from_recipe).parameters
+    # corruptions are the suite's own, and the others are no options
+    return tuple(dict.fromkeys(n for n in names if n not in ("corruption", "severity", "recipe", "options")))
 
 
 def is_of_images(name: str) -> bool:

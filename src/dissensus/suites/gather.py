@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric import Fabric
 from PIL import Image
 
 from dissensus._core.files import cache_folder
+from dissensus._core.options import combine
 from dissensus.backbones import Backbone
 from dissensus.evaluation.suite import Suite, SuiteSet
-from dissensus.features import FeatureSet
-from dissensus.features._extract import extract
+from dissensus.features import ExtractOptions, FeatureSet, extract
+from dissensus.features._extract import plan_of, precision_of
 from dissensus.features.extraction import bad_names, one_line
 from dissensus.images import ImageSet, corruptions
 
@@ -45,13 +47,25 @@ def gather(
     backbone: Backbone,
     features: Path | None,
     *,
-    seed: int = 0,
-    augment: int = 0,
-    **options: Any,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+    **keywords: Any,
 ) -> Suite:
-    """Extract every source, into `features` or else the user's cache, and give the suite; see `extract` for options."""
-    if made_up := next((source.corruption for source in sources if source.corruption), None):
-        corruptions.corrupt(Image.new("RGB", (32, 32)), *made_up, seed=0)  # whether it can, before hours of work
+    """Extract every source, into `features` or else the user's cache, and return the suite.
+
+    Args:
+        name: the name of the suite.
+        summary: what it holds, in one line.
+        sources: its sets, as images.
+        backbone: whose trunk to run.
+        features: folder for the features; None: the user's cache.
+        progress: show progress bars when stderr is a terminal.
+        fabric: Lightning Fabric, for other devices or several processes.
+        keywords: fields of `ExtractOptions`; `augment` is for the training set alone.
+    """
+    options = combine(ExtractOptions, None, keywords)
+    if corruption := next((source.corruption for source in sources if source.corruption), None):
+        corruptions.corrupt(Image.new("RGB", (32, 32)), *corruption, seed=0)  # fail before hours of work, not after
     label = f"{backbone.name}-{backbone.transform.size}px" + (
         "" if backbone.layers == 1 else f"-{backbone.layers}layers"
     )
@@ -61,22 +75,15 @@ def gather(
         if source.of is not None:
             made[source.name] = made[source.of]
             continue
-        passes = augment if source.role == "train" else 0
-        corruption, severity = source.corruption or (None, 1)
-        folder = _folder(source, passes, seed)
+        kind, severity = source.corruption or (None, 1)
+        passes = options.augment if source.role == "train" else 0
+        mine = replace(options, augment=passes, corruption=kind, severity=severity)
+        folder = _folder(source, passes, options.seed)
         if features is None:
-            # the user's cache serves many roots and backbones: what is in it must never be in the way
-            folder += f"-{_key(source, backbone, passes, seed, options)}"
-        made[source.name] = extract(
-            source.images,
-            backbone,
-            root / folder,
-            augment=passes,
-            corruption=corruption,
-            severity=severity,
-            seed=seed,
-            **options,
-        )
+            # the user's cache serves many roots and backbones: no two extractions may share a folder
+            plan = plan_of(source.images, backbone, mine, precision_of(fabric)) | {"backbone": backbone.fingerprint}
+            folder += "-" + hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:10]
+        made[source.name] = extract(source.images, backbone, root / folder, mine, progress=progress, fabric=fabric)
     by_role = {source.role: made[source.name] for source in sources}
     return Suite(
         name=name,
@@ -112,12 +119,3 @@ def _folder(source: Source, augment: int, seed: int) -> str:
     """Where a set's features are; other seeds and augmentations are kept apart."""
     passes = f"-{augment}passes" if augment else ""
     return source.name + passes + (f"-seed{seed}" if seed and (source.seeded or augment) else "")
-
-
-def _key(source: Source, backbone: Backbone, augment: int, seed: int, options: Mapping[str, Any]) -> str:
-    """What the features depend on, in a few letters."""
-    how = {name: str(options[name]) for name in ("engine", "dtype", "shard_images") if name in options}
-    precision = str(options["fabric"]._precision.precision) if options.get("fabric") is not None else "32-true"
-    chance = seed if augment or source.corruption else None
-    facts = [backbone.fingerprint, source.images.fingerprint, source.corruption, augment, chance, how, precision]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:10]
