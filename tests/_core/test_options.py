@@ -83,5 +83,5 @@ def test_share(text, value):
 
 @pytest.mark.parametrize("text", ["much", "2", "-1%", "nan", ""])
 def test_what_is_no_share(text):
-    with pytest.raises(DissensusError, match="must be a share such as 1% or 0.01"):
+    with pytest.raises(DissensusError, match="must be a share such as 1% or"):
         share(text)
