@@ -18,7 +18,7 @@ import torch.distributed
 from dissensus import backbones
 from dissensus._core import locks
 from dissensus.backbones import engines
-from dissensus.features import _extract, extraction, loader, writer
+from dissensus.features import _extract, encoder, extraction, loader, writer
 from dissensus.cli import inputs, main
 backbones.create("test_vit", "random", size=32)
 warnings.simplefilter("error")

@@ -351,7 +351,7 @@ def test_a_worker_that_is_killed_is_told_in_one_line(backbone, tmp_path, monkeyp
     options = {"shard_images": 5, "batch_size": 5, "progress": False}
     with monkeypatch.context() as patch:
         patch.setattr(ImageSet, "image", dying)
-        with refused("a process that reads images was killed, probably for want of memory: use fewer --workers"):
+        with refused("a process that reads images was killed, probably for lack of memory: use fewer --workers"):
             extract(images, backbone, tmp_path / "f", workers=1, **options)
     assert len(extract(images, backbone, tmp_path / "f", workers=1, **options)) == 30
 

@@ -21,7 +21,7 @@ COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict"
 def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int | None) -> Iterator[Verdict]:
     """What the detector says of everything that the paths name."""
     from dissensus.cli import inputs
-    from dissensus.features import streams
+    from dissensus.images import walk
 
     if any(inputs.is_features(path) for path in paths):
         if len(paths) > 1:
@@ -30,7 +30,7 @@ def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int
         return
     if "-" in paths and len(paths) > 1:
         raise DissensusError("- takes all paths from stdin; got others besides: give either")
-    named = _lines() if paths == ["-"] else streams.walk(paths)
+    named = _lines() if paths == ["-"] else walk(paths)
     yield from detector.stream(named, batch_size=batch_size, workers=workers)
 
 

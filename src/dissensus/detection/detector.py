@@ -8,7 +8,6 @@ for verdict in detector.predict(["cat.jpg", "what.png"]):
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +22,13 @@ from tqdm import tqdm
 
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError
-from dissensus.backbones import Backbone, engines
+from dissensus.backbones import Backbone
 from dissensus.detection import pretrained
 from dissensus.detection.threshold import Threshold, check_count, combined, names_of
 from dissensus.detection.verdicts import Verdict, Verdicts
 from dissensus.evaluation.predictions import batch_size
-from dissensus.features import FeatureSet, check_backbone, streams
-from dissensus.features.loader import default_workers, explained_deaths
+from dissensus.features import FeatureSet, check_backbone
+from dissensus.features.encoder import Encoder
 from dissensus.functional import aggregates
 from dissensus.images import ImageSet
 from dissensus.models import tails
@@ -127,7 +126,7 @@ class Detector:
         self.ensemble.to(device)
         if "backbone" in vars(self):
             self.backbone.trunk.to(device)
-        self.__dict__.pop("_engine", None)
+        self.__dict__.pop("encoder", None)
         return self
 
     @property
@@ -141,13 +140,14 @@ class Detector:
         return next(self.ensemble.parameters()).device
 
     @cached_property
-    def _engine(self) -> engines.Engine:
+    def encoder(self) -> Encoder:
+        """The backbone's trunk, from images to features."""
         if not tails.fits(self.ensemble.about, self.backbone.shape):
             raise ShapeError(
                 f"the ensemble must fit the trunk; {self.backbone.name} gives features {self.backbone.shape}: use the "
                 "backbone that made its training features"
             )
-        return engines.create(self.engine, self.backbone, self.device)
+        return Encoder(self.backbone, self.engine, self.device)
 
     def calibrate(
         self,
@@ -215,19 +215,15 @@ class Detector:
         self, paths: Iterable[PathLike], *, batch_size: int = AT_ONCE, workers: int | None = None
     ) -> Iterator[Verdict]:
         """A verdict for every path, in order and in constant memory; what cannot be read has its `error` instead."""
-        names = (os.fspath(path) for path in paths)
-        count = default_workers(1) if workers is None else workers
-        run = self._engine  # made before workers are forked
-        reading = streams.pictures(names, self.backbone.transform, batch_size, count)
-        with explained_deaths(), contextlib.closing(reading):
-            for batch in reading:
-                good = [name for place, name in enumerate(batch.names) if place not in batch.errors]
-                judged: Iterator[Verdict] = iter(())
-                if good:
-                    judged = iter(self.judge(self._members(run(torch.from_numpy(batch.pixels)))).named(good))
-                for place, name in enumerate(batch.names):
-                    reason = batch.errors.get(place)
-                    yield next(judged) if reason is None else Verdict(name, error=reason)
+        with self.encoder.stream(paths, batch_size=batch_size, workers=workers) as batches:
+            for batch, features in batches:
+                verdicts: Iterator[Verdict] = iter(())
+                if len(features):
+                    names = [batch.names[i] for i in batch.readable]
+                    verdicts = iter(self.judge(self._members(features)).named(names))
+                for position, name in enumerate(batch.names):
+                    reason = batch.errors.get(position)
+                    yield next(verdicts) if reason is None else Verdict(name, error=reason)
 
     def judge(self, logits: Tensor) -> Verdicts:
         """Verdicts on the members' logits (M, B, C)."""
@@ -273,9 +269,9 @@ class Detector:
         return self._from_images(samples), len(samples)
 
     def _from_images(self, images: Images) -> Iterator[Tensor]:
-        run = self._engine
-        for pixels in streams.pixels(images, self.backbone.transform, AT_ONCE):
-            yield run(torch.from_numpy(pixels))
+        with self.encoder.stream(images, batch_size=AT_ONCE, strict=True) as batches:
+            for _, features in batches:
+                yield features
 
 
 def _class_names(given: Sequence[str], count: int | None) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,14 +27,23 @@ from tqdm import tqdm
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.options import combine, documented
-from dissensus.backbones import Backbone, engines
+from dissensus.backbones import Backbone
+from dissensus.features.encoder import Encoder
 from dissensus.features.extraction import Extraction
 from dissensus.features.featureset import FeatureSet
-from dissensus.features.loader import Job, Reader, Views, default_workers, explained_deaths
+from dissensus.features.loader import Request, View, default_workers, read
 from dissensus.features.options import ExtractOptions
 from dissensus.images import ImageSet, corruptions
 
 __all__ = ["extract"]
+
+
+class Job(NamedTuple):
+    """A shard to write: these rows of the image set, in this pass."""
+
+    shard: int
+    turn: int
+    rows: range
 
 
 @documented(ExtractOptions)
@@ -75,24 +85,22 @@ def extract(
         corruptions.corrupt(Image.new("RGB", (32, 32)), options.corruption, options.severity, 0)
     fabric = fabric or Fabric(devices=1)
     folder, passes = Path(out), max(1, options.augment)
-    starts = range(0, len(images), options.shard_images)
     jobs = [
         Job(number, turn, range(start, min(start + options.shard_images, len(images))))
-        for number, (turn, start) in enumerate((turn, start) for turn in range(passes) for start in starts)
+        for number, (turn, start) in enumerate(product(range(passes), range(0, len(images), options.shard_images)))
     ]
     work = Extraction(folder, plan_of(images, backbone, options, precision_of(fabric)), len(jobs), passes)
     workers = options.workers
     if workers is None:
         workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
-    views = Views(images, backbone.transform, options.augment > 0, options.corruption, options.severity, options.seed)
-    # rounded, since 0.29 * 100 is 28.999999999999996
+    view = View(backbone.transform, images, options.augment > 0, options.corruption, options.severity, options.seed)
+    # Rounded first: 0.29 * 100 is 28.999999999999996.
     allowed = 0 if options.strict else int(round(options.max_bad * len(images), 6))
     with _claimed(work, fabric):
         if not work.finished:
             with _failing_together(work, fabric), work.stopping():
-                run = engines.create(options.engine, backbone, fabric.device)
-                reader = Reader(views, options.batch_size, workers)
-                _fill(work, jobs, reader, run, options.dtype, allowed, options.strict, progress, fabric)
+                encoder = Encoder(backbone, options.engine, fabric.device)
+                _fill(work, jobs, images, view, encoder, options, workers, allowed, progress, fabric)
             with _failing_together(work, fabric):
                 if fabric.is_global_zero:
                     _refuse_bad(work, dict(work.bad()), allowed, len(images), options.strict)  # of all processes
@@ -135,19 +143,20 @@ def plan_of(images: ImageSet, backbone: Backbone, options: ExtractOptions, preci
 def _fill(
     work: Extraction,
     jobs: Sequence[Job],
-    reader: Reader,
-    run: engines.Engine,
-    dtype: str,
+    images: ImageSet,
+    view: View,
+    encoder: Encoder,
+    options: ExtractOptions,
+    workers: int,
     allowed: int,
-    strict: bool,
     progress: bool,
     fabric: Fabric,
 ) -> None:
-    """Make the shards that are missing, as far as other processes leave them to this one."""
-    images, bad = reader.views.images, dict(work.bad())
-    _refuse_bad(work, bad, allowed, len(images), strict)
-    todo = [job for job in jobs if work.receipt(job.number) is None]
-    total, left = (sum(len(job.images) for job in some) for some in (jobs, todo))
+    """Write the missing shards, as far as other processes leave them to this one."""
+    bad = dict(work.bad())
+    _refuse_bad(work, bad, allowed, len(images), options.strict)
+    todo = [job for job in jobs if work.receipt(job.shard) is None]
+    total, left = (sum(len(job.rows) for job in some) for some in (jobs, todo))
     bar = tqdm(
         total=total,
         initial=total - left,
@@ -160,31 +169,37 @@ def _fill(
     )
     rows: list[int] = []
     parts: list[NDArray[Any]] = []
-    here: list[tuple[str, str]] = []
-    reading = reader(job for job in todo if work.take(job.number))
-    with bar, explained_deaths(), contextlib.closing(reading):
-        for batch in reading:
-            if batch.rows:
-                with fabric.autocast():
-                    features = run(torch.from_numpy(batch.pixels))
-                _refuse_values(features, dtype, [images.names[i] for i in batch.rows])
-                parts.append(features.numpy().astype(dtype))
-            rows += batch.rows
-            here += batch.bad
-            bad.update(batch.bad)
-            _refuse_bad(work, bad, allowed, len(images), strict)
-            if batch.last:
+    unreadable: list[tuple[str, str]] = []
+    requests = _requests((job for job in todo if work.take(job.shard)), options.batch_size)
+    with bar, read(view, requests, workers) as batches:
+        for batch in batches:
+            with fabric.autocast():
+                features = encoder(batch.pixels)
+            _check_values(features, options.dtype, [batch.names[i] for i in batch.readable])
+            parts.append(features.numpy().astype(options.dtype))
+            rows += [batch.request.items[i] for i in batch.readable]
+            errors = [(batch.names[i], reason) for i, reason in batch.errors.items()]
+            unreadable += errors
+            bad.update(errors)
+            _refuse_bad(work, bad, allowed, len(images), options.strict)
+            if batch.request.last:
                 codes = {"labels": images.labels, "groups": images.groups}
                 tensors = {kind: values[rows] for kind, values in codes.items() if values is not None}
-                none = np.empty((0, 1), dtype)
-                work.write(batch.shard, {**tensors, "features": np.concatenate(parts) if parts else none}, here)
-                rows, parts, here = [], [], []
-            # the others get on as fast, more or less
-            bar.update(min(batch.size * fabric.world_size, total - bar.n))
+                work.write(batch.request.shard, {**tensors, "features": np.concatenate(parts)}, unreadable)
+                rows, parts, unreadable = [], [], []
+            # The other processes advance at about the same rate.
+            bar.update(min(len(batch.names) * fabric.world_size, total - bar.n))
             if bad:
                 bar.set_postfix_str(f"{len(bad)} bad", refresh=False)
             if work.stopped:
                 return
+
+
+def _requests(jobs: Iterable[Job], batch_size: int) -> Iterator[Request]:
+    """Return the batches of shards, each of which is claimed when its turn to be read comes."""
+    for shard, turn, rows in jobs:
+        for start in range(0, len(rows), batch_size):
+            yield Request(rows[start : start + batch_size], turn, shard, start + batch_size >= len(rows))
 
 
 def _refuse_bad(work: Extraction, bad: Mapping[str, str], allowed: int, images: int, strict: bool) -> None:
@@ -200,7 +215,7 @@ def _refuse_bad(work: Extraction, bad: Mapping[str, str], allowed: int, images: 
     )
 
 
-def _refuse_values(features: Tensor, dtype: str, names: Sequence[str]) -> None:
+def _check_values(features: Tensor, dtype: str, names: Sequence[str]) -> None:
     """Refuse features (B, ...) that are not finite in `dtype`, by the names of their images."""
     limit = torch.finfo(getattr(torch, dtype)).max
     peaks = features.flatten(1).abs().amax(1)

@@ -1,4 +1,11 @@
-"""Loading: images read, resized, corrupted or augmented ahead of the trunk, in worker processes."""
+"""Loader: the one way from images to pixels. Worker processes read, decode and resize ahead of the trunk.
+
+    with load(["cat.jpg", "dog.jpg"], backbone.transform) as batches:
+        for batch in batches:
+            print(batch.names, batch.pixels.shape, batch.errors)
+
+Batches come in order, and memory holds a few of them however many images there are. `Encoder` turns them into features.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +17,10 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,71 +28,102 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.random import mix
 from dissensus.backbones.transforms import Preprocessing
-from dissensus.images import BadImage, ImageSet, corruptions
+from dissensus.images import BadImage, ImageSet, corruptions, read_image, to_rgb
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
+PathLike = str | os.PathLike[str]
+Source = ImageSet | Iterable[PathLike] | Sequence[Image.Image] | Sequence[NDArray[np.uint8]]
 
 
-class Job(NamedTuple):
-    """Images of one pass, by number, that make a shard."""
+class Request(NamedTuple):
+    """Images to read as one batch.
 
-    number: int
-    turn: int
-    images: range
+    Attributes:
+        items: Indices into an `ImageSet`, paths, or images in memory.
+        turn: Which augmented pass over the images this is.
+        shard: The shard that the batch belongs to.
+        last: Whether it is the last batch of that shard.
+    """
+
+    items: Sequence[Any]
+    turn: int = 0
+    shard: int = 0
+    last: bool = False
 
 
 class Batch(NamedTuple):
-    """What to read: images start to stop of a shard, in a pass."""
+    """A batch as read.
 
-    shard: int
-    turn: int
-    start: int
-    stop: int
-    last: bool
+    Attributes:
+        request: What was asked for.
+        names: The names of all images of the request.
+        pixels: (n, H, W, 3) of the n images that could be read, in order.
+        errors: Why the others could not, by position in `names`.
+    """
 
-
-class Read(NamedTuple):
-    """What was read: pixels (n, H, W, 3) of the images `rows`, and what could not be."""
-
-    shard: int
-    last: bool
-    size: int
-    rows: list[int]
+    request: Request
+    names: list[str]
     pixels: NDArray[np.uint8]
-    bad: list[tuple[str, str]]
+    errors: dict[int, str]
+
+    @property
+    def readable(self) -> list[int]:
+        """The positions of the images that could be read, one for each row of `pixels`."""
+        return [i for i in range(len(self.names)) if i not in self.errors]
 
 
 @dataclass(frozen=True)
-class Views(Dataset[Read]):
-    """Images as the trunk takes them; everything random about a view depends on seed, pass and the image's name."""
+class View(Dataset[Batch]):
+    """How images are seen: the centre, or a random crop; perhaps corrupted first.
 
-    images: ImageSet
+    Everything random about a view depends on the seed, the pass and the name of the image.
+
+    Attributes:
+        transform: The resizing and cropping that the trunk expects.
+        images: The set that indices refer to; None where requests hold paths or images in memory.
+        augmented: Random crops and flips instead of the centre.
+        corruption: One of ImageNet-C's, or None.
+        severity: Severity of the corruption, 1 to 5.
+        seed: Decides crops, flips and corruptions.
+    """
+
     transform: Preprocessing
-    augmented: bool
-    corruption: str | None
-    severity: int
-    seed: int
+    images: ImageSet | None = None
+    augmented: bool = False
+    corruption: str | None = None
+    severity: int = 1
+    seed: int = 0
 
-    def __getitem__(self, batch: Batch) -> Read:
-        rows: list[int] = []
-        bad: list[tuple[str, str]] = []
+    def __getitem__(self, request: Request) -> Batch:
+        names: list[str] = []
         pixels: list[NDArray[np.uint8]] = []
-        for i in range(batch.start, batch.stop):
+        errors: dict[int, str] = {}
+        for position, item in enumerate(request.items):
+            names.append(self._name(item, position))
             try:
-                pixels.append(self._view(i, batch.turn))
-                rows.append(i)
+                pixels.append(self._see(self._open(item), names[-1], request.turn))
             except BadImage as error:
-                bad.append((self.images.names[i], str(error)))
-        stacked = np.stack(pixels) if pixels else np.empty((0, 0, 0, 3), np.uint8)
-        return Read(batch.shard, batch.last, batch.stop - batch.start, rows, stacked, bad)
+                errors[position] = str(error)
+        size = self.transform.size
+        stacked = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
+        return Batch(request, names, stacked, errors)
 
-    def _view(self, i: int, turn: int) -> NDArray[np.uint8]:
-        image = self.images.image(i)
-        seed = mix(self.seed, turn, zlib.crc32(self.images.names[i].encode(errors="surrogateescape")))
+    def _name(self, item: Any, position: int) -> str:
+        if self.images is not None:
+            return str(self.images.names[item])
+        return item if isinstance(item, str) else str(position)
+
+    def _open(self, item: Any) -> Image.Image:
+        if self.images is not None:
+            return self.images.image(item)
+        if isinstance(item, str):
+            return read_image(item)
+        return to_rgb(Image.fromarray(item) if isinstance(item, np.ndarray) else item)
+
+    def _see(self, image: Image.Image, name: str, turn: int) -> NDArray[np.uint8]:
+        seed = mix(self.seed, turn, zlib.crc32(name.encode(errors="surrogateescape")))
         if self.corruption is not None:
             # Large images are corrupted at the trunk's resolution, as ImageNet-C is; small ones at their own.
             if min(image.size) > self.transform.size and not self.augmented:
@@ -94,37 +133,92 @@ class Views(Dataset[Read]):
         return self.transform.augmented(image, seed) if self.augmented else self.transform.centre(image)
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Reads batches ahead in so many worker processes; 0: in this one, when they are asked for."""
+@contextlib.contextmanager
+def load(
+    source: Source, transform: Preprocessing, *, batch_size: int = 64, workers: int | None = None, strict: bool = False
+) -> Iterator[Iterator[Batch]]:
+    """Read images of any source by the batch.
 
-    views: Views
-    batch_size: int
-    workers: int
+    Args:
+        source: An `ImageSet`; paths, of which an iterator may have any number; or a list of PIL images or uint8
+            arrays.
+        transform: How images are resized and cropped, such as `Backbone.transform`.
+        batch_size: Images per batch; each worker prefetches two batches.
+        workers: Processes that read images; None: one per core, at most 8; 0: none but this process. Images in
+            memory are never sent to workers.
+        strict: Raise at the first image that cannot be read, instead of listing it in `Batch.errors`.
 
-    def __call__(self, jobs: Iterable[Job]) -> Generator[Read, None, None]:
-        """The batches of these shards in order; a shard is asked for when its turn to be read comes."""
-        return ahead(self.views, _batches(jobs, self.batch_size), self.workers)
+    Yields:
+        An iterator of batches, in order. Paths are requested from `source` when they are needed.
 
-
-def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Generator[_Out, None, None]:
-    """`dataset[x]` for every x that is asked for, in order, made ahead in worker processes; 0: in this one.
-
-    To be closed by whoever stops before the end, lest Ctrl-C finds it on its way to the dustbin.
+    Raises:
+        DataError: If a list mixes paths with images or, with `strict`, if an image cannot be read.
     """
+    view = View(transform, source if isinstance(source, ImageSet) else None)
+    items: Iterator[Any]
+    if isinstance(source, ImageSet):
+        items = iter(range(len(source)))
+    elif isinstance(source, Sequence) and any(isinstance(item, Image.Image | np.ndarray) for item in source):
+        if not all(isinstance(item, Image.Image | np.ndarray) for item in source):
+            raise DataError("a list of samples holds either paths or images; got a mixture: pass two lists")
+        items, workers = iter(source), 0
+    else:
+        items = (os.fspath(path) for path in cast(Iterable[PathLike], source))
+    requests = (Request(batch) for batch in iter(lambda: list(islice(items, batch_size)), []))
+    with read(view, requests, default_workers() if workers is None else workers) as batches:
+        yield map(_refuse_unreadable, batches) if strict else batches
+
+
+@contextlib.contextmanager
+def read(view: View, requests: Iterable[Request], workers: int) -> Iterator[Iterator[Batch]]:
+    """Read these requests in order, ahead, in worker processes; with 0 workers in this one.
+
+    Raises:
+        DissensusError: If a worker is killed. PyTorch learns of that by a signal, so the error is raised at any line of
+            the `with` block.
+    """
+    batches = _ahead(view, requests, workers)
+    try:
+        # Closed explicitly: otherwise Ctrl-C during garbage collection prints a traceback.
+        with contextlib.closing(batches):
+            yield batches
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DissensusError(
+            "a process that reads images was killed, probably for lack of memory: use fewer --workers or a smaller "
+            "--batch-size; finished shards are kept"
+        ) from error
+
+
+def default_workers(processes: int = 1) -> int:
+    """Return one worker per core that this process may use, shared with `processes` like it; at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, max(1, cores // processes))
+
+
+def _refuse_unreadable(batch: Batch) -> Batch:
+    for position, reason in batch.errors.items():
+        raise DataError(
+            f"every image must be readable; {batch.names[position]} is not ({reason}): leave it out, or use stream"
+        )
+    return batch
+
+
+def _ahead(view: View, requests: Iterable[Request], workers: int) -> Generator[Batch, None, None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as was asked
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
         loader = DataLoader(
-            dataset,
+            view,
             batch_size=None,
-            sampler=_interruptible(asked),  # one x after the other, asked for when its turn to be read comes
+            sampler=_interruptible(requests),
             num_workers=workers,
             prefetch_factor=2 if workers else None,
-            collate_fn=_as_it_is,
-            worker_init_fn=_prepare,
-            # a server that forks would import everything anew for every worker
+            collate_fn=_unchanged,
+            worker_init_fn=_start_worker,
+            # A fork server would import everything again for every worker.
             multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-            generator=torch.Generator(),  # its own: the loader draws a seed, of no use here
+            generator=torch.Generator(),  # The loader draws a seed; leave the global generator alone.
         )
         with _no_interrupts():
             batches = iter(loader)
@@ -132,45 +226,17 @@ def ahead(dataset: Dataset[_Out], asked: Iterable[_In], workers: int) -> Generat
         yield from batches
     finally:
         with _no_interrupts():
-            getattr(batches, "_shutdown_workers", lambda: None)()  # it does so itself, but when it pleases
+            getattr(batches, "_shutdown_workers", lambda: None)()  # at once, not during garbage collection
 
 
-def default_workers(processes: int) -> int:
-    """One a core that this process may use, shared with others like it; at most 8."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, max(1, cores // processes))
-
-
-@contextlib.contextmanager
-def explained_deaths() -> Iterator[None]:
-    """Tell of a worker that was killed, of which PyTorch learns by a signal: at any line, in whatever runs then."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise DissensusError(
-            "a process that reads images was killed, probably for want of memory: use fewer --workers or a smaller "
-            "--batch-size; what is finished is kept"
-        ) from error
-
-
-def _batches(jobs: Iterable[Job], batch_size: int) -> Iterator[Batch]:
-    """The batches of shards, which are themselves asked for one by one."""
-    for job in jobs:
-        for start in range(job.images.start, job.images.stop, batch_size):
-            stop = min(start + batch_size, job.images.stop)
-            yield Batch(job.number, job.turn, start, stop, stop == job.images.stop)
-
-
-def _as_it_is(batch: _Out) -> _Out:
-    """Arrays go through a pipe: shared memory is short in containers, and the copy costs next to nothing."""
+def _unchanged(batch: Any) -> Any:
+    """Send arrays through a pipe: containers have little shared memory, and the copy costs next to nothing."""
     return batch
 
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C from workers that are about to start; what comes meanwhile comes afterwards."""
+    """Delay Ctrl-C until the end of the block, so that starting workers do not receive it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -181,31 +247,31 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _interruptible(asked: Iterable[_In]) -> Iterator[_In]:
-    """Let Ctrl-C through while something to ask for is waited for; workers are there by then."""
-    waiting = iter(asked)
+def _interruptible(requests: Iterable[Request]) -> Iterator[Request]:
+    """Let Ctrl-C through while the next request is awaited, inside `_no_interrupts`; the workers run by then."""
+    waiting = iter(requests)
     while True:
         before = (
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
         )
         try:
-            one = next(waiting)
+            request = next(waiting)
         except StopIteration:
             return
         finally:
             if before is not None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield one
+        yield request
 
 
-def _prepare(worker: int) -> None:
-    """Leave Ctrl-C to the parent, and end when it does."""
+def _start_worker(worker: int) -> None:
+    """Leave Ctrl-C to the parent, and exit when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # PyTorch's own watch leaves a worker behind, for ever, that has more to hand over than a pipe holds
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    # PyTorch's own watchdog never ends a worker that has more to send than a pipe holds.
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_the_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None  # this is a worker
     parent.join()

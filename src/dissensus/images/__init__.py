@@ -8,7 +8,8 @@ Listing an image takes its size, never its content; a set can be pickled and sen
 """
 
 from dissensus.images.decoding import SUFFIXES, BadImage, decode, to_rgb
+from dissensus.images.folders import walk
 from dissensus.images.imageset import ImageSet
 from dissensus.images.readers import read_image
 
-__all__ = ["SUFFIXES", "BadImage", "ImageSet", "decode", "read_image", "to_rgb"]
+__all__ = ["SUFFIXES", "BadImage", "ImageSet", "decode", "read_image", "to_rgb", "walk"]

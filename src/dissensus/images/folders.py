@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 
 from dissensus._core.errors import DataError
 from dissensus.images.decoding import SUFFIXES
@@ -60,3 +61,16 @@ def _walk(root: str) -> tuple[dict[str, int], set[str]]:
                     elif entry.name.lower().endswith(SUFFIXES) and (entry.is_file() or entry.is_symlink()):
                         found[prefix + entry.name] = size_of(entry.path)
     return found, folders
+
+
+def walk(paths: Sequence[str]) -> Iterator[str]:
+    """Yield every path as given and, of a folder, every image below it, sorted within each folder."""
+    for path in paths:
+        if not os.path.isdir(path):
+            yield path
+            continue
+        for folder, inner, files in os.walk(path):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            for name in sorted(files):
+                if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                    yield os.path.join(folder, name)

@@ -14,8 +14,7 @@ from PIL import Image, ImageChops
 
 from dissensus._core.errors import DataError, RunError
 from dissensus.evaluation import records
-from dissensus.features import streams
-from dissensus.images import BadImage, decode
+from dissensus.images import BadImage, decode, walk
 
 COUNT = 12
 OF_ROLE = {"id": ("least", 4), "ood": ("most", 3), "shift": ("most", 1)}
@@ -35,7 +34,7 @@ def of_folder(folder: str) -> list[Example]:
     """The first readable images of a folder."""
     if not Path(folder).is_dir():
         raise DataError(f"--examples must name a folder of images; there is none at {folder}: check the path")
-    found = list(islice(_readable(streams.walk([folder])), COUNT))
+    found = list(islice(_readable(walk([folder])), COUNT))
     if not found:
         raise DataError(f"--examples must hold images; {folder} has none that can be read: give another folder")
     return found

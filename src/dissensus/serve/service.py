@@ -7,12 +7,10 @@ import io
 from dataclasses import dataclass, replace
 from threading import Lock
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from dissensus._core.errors import DissensusError
-from dissensus.backbones import engines
 from dissensus.detection.detector import Detector
 from dissensus.detection.verdicts import Verdict
 from dissensus.evaluation.records import thumbnail
@@ -47,7 +45,6 @@ class Service:
     def __init__(self, detector: Detector, name: str, neighbours: Neighbours | None = None) -> None:
         self.detector, self.name, self.neighbours = detector, name, neighbours
         self._lock = Lock()
-        self._run = engines.create(detector.engine, detector.backbone, detector.device)
         blank = io.BytesIO()
         Image.new("RGB", (8, 8)).save(blank, "PNG")
         self.see("blank", blank.getvalue())  # what does not fit together is found before anybody asks
@@ -59,8 +56,7 @@ class Service:
                 image = decode(data)
             except BadImage as error:
                 return Seen(name, error=str(error))
-            pixels = torch.from_numpy(self.detector.backbone.transform.centre(image).copy())[None]
-            features = self._run(pixels)
+            features = self.detector.encoder.image(image)
             logits = next(self.detector.logits(features)).cpu()
             if not shown:
                 return Seen(name, logits)
