@@ -1,12 +1,11 @@
-"""Cases on images: extraction against the bare trunk, the faster engine, what members add to prediction, the export.
+"""Cases on images: extraction, the ONNX engine, the cost of the members in prediction, and the ONNX export.
 
-The trunk is EfficientNet-Lite0. Images are JPEG files of 500 x 375 pixels, ImageNet's usual size, cut from the two
-photographs that come with scikit-learn.
+The trunk is EfficientNet-Lite0. Images are JPEG files of 500 x 375 pixels, a typical ImageNet size, cropped from the
+two photographs of scikit-learn.
 """
 
 from __future__ import annotations
 
-import atexit
 import shutil
 import tempfile
 import time
@@ -21,8 +20,8 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from benchmarks.core import fabric
 from benchmarks.measure import WARM_UP, Bar, Comparison, Side, Sizes, compare
+from benchmarks.steps import cpu_fabric
 from dissensus import backbones
 from dissensus._core import extras
 from dissensus.backbones import Backbone, engines, tracing
@@ -35,77 +34,84 @@ from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
 WIDTH, HEIGHT = 500, 375
-MOST_REPEATS = 3  # of an extraction, which is half a minute of work
+EXTRACTIONS = 3  # the most repeats of an extraction, which takes half a minute
+PASSES = 9  # the most repeats of a pass over a batch, which takes a second or two
 
 
 def extraction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """the bare trunk on preloaded tensors over a whole extraction from JPEG files"""
+    """Compare the trunk on tensors in memory with a whole extraction from JPEG files."""
     what = f"{sizes.images} images at {sizes.pixels} px"
-    with tempfile.TemporaryDirectory(prefix="dissensus-bench-") as folder:
-        _photographs(Path(folder), sizes.images)
-        bare = Side(f"the bare trunk, {what}, preloaded", partial(_forward, sizes), sizes.images, burst=1)
+    with tempfile.TemporaryDirectory(prefix="dissensus-bench-", ignore_cleanup_errors=True) as folder:
+        photographs, features = Path(folder) / "photographs", Path(folder) / "features"
+        _write_photographs(photographs, sizes.images)
+        trunk = Side(f"the trunk alone, {what}, per image", partial(_trunk, sizes), sizes.images, burst=1)
         whole = Side(
-            "extract, the same from files, decoding and writing included",
-            partial(_extract, folder, sizes),
+            "extract, from JPEG files to a feature folder",
+            partial(_extract, photographs, features, sizes),
             sizes.images,
             burst=1,
         )
-        return [compare("extract", bare, whole, Bar(">=", 0.9), min(repeats, MOST_REPEATS), warm_up=1)]
+        return [compare("extract", trunk, whole, Bar(">=", 0.9), min(repeats, EXTRACTIONS), warm_up=1)]
 
 
-def faster(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """the trunk in eager PyTorch over the same in ONNX Runtime"""
-    eager, other = (
+def engine(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """Compare the trunk in eager PyTorch with the trunk in ONNX Runtime."""
+    eager, onnx_runtime = (
         Side(
-            f"lite0 by {name}, {sizes.image_batch} images at {sizes.pixels} px", partial(_engine, name, sizes), burst=1
+            f"lite0 in {name}, {sizes.image_batch} images at {sizes.pixels} px", partial(_engine, name, sizes), burst=1
         )
         for name in ("eager", "onnx")
     )
-    return [compare("engine", eager, other, Bar(">=", 1.5), min(repeats, 3 * MOST_REPEATS))]
+    return [compare("engine", eager, onnx_runtime, Bar(">=", 1.5), min(repeats, PASSES))]
 
 
 def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """images to the logits of a large ensemble over the trunk alone"""
-    # Timed within one pass: two processes that run the same trunk differ by more than the members cost.
+    """Compare images to the logits of a large ensemble with the trunk alone.
+
+    Both are timed within one pass, because two processes that run the same trunk differ by more than the members cost.
+    """
     model, x = _model(sizes), _batch(sizes, sizes.image_batch)
     whole: list[float] = []
     trunk: list[float] = []
     with torch.inference_mode():
-        for turn in tqdm(range(-WARM_UP, min(repeats, 3 * MOST_REPEATS)), desc="predict", leave=False, disable=None):
+        for repeat in tqdm(range(-WARM_UP, min(repeats, PASSES)), desc="predict", leave=False, disable=None):
             start = time.perf_counter()
             features = model.trunk(x)
             middle = time.perf_counter()
             model.ensemble(features)
             end = time.perf_counter()
-            if turn >= 0:
+            if repeat >= 0:
                 whole.append(1000 * (end - start))
                 trunk.append(1000 * (middle - start))
-    words = f"lite0 and {sizes.many} members, {sizes.image_batch} images at {sizes.pixels} px"
-    return [Comparison("predict", words, "of which lite0's trunk", Bar("<=", 1.1), tuple(whole), tuple(trunk))]
+    description = f"lite0 and {sizes.many} members, {sizes.image_batch} images at {sizes.pixels} px"
+    return [Comparison("predict", description, "its trunk alone", Bar("<=", 1.1), tuple(whole), tuple(trunk))]
 
 
-def exported(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """a detector in eager PyTorch, pixels to verdicts, over its export in ONNX Runtime"""
+def export(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """Compare a detector in eager PyTorch, from pixels to verdicts, with its ONNX export."""
     what = f"{sizes.members} members, {sizes.image_batch} images at {sizes.pixels} px"
-    eager = Side(f"detector by eager, lite0 and {what}", partial(_judging, sizes), burst=1)
-    other = Side("its export by ONNX Runtime", partial(_exported, sizes), burst=1)
-    return [compare("export", eager, other, Bar(">=", 1.0), min(repeats, 3 * MOST_REPEATS))]
+    with tempfile.TemporaryDirectory(prefix="dissensus-bench-", ignore_cleanup_errors=True) as folder:
+        eager = Side(f"detector in eager, lite0 and {what}", partial(_eager_detector, sizes), burst=1)
+        exported = Side("its export in ONNX Runtime", partial(_exported_detector, Path(folder), sizes), burst=1)
+        return [compare("export", eager, exported, Bar(">=", 1.0), min(repeats, PASSES))]
 
 
 def require() -> None:
-    """Refuse to begin where the faster engine is not installed."""
-    extras.require("onnx", "a bench case of engine or export")
+    """Raise if ONNX Runtime is not installed."""
+    extras.require("onnx", "case engine or export")
 
 
-def _photographs(folder: Path, count: int) -> None:
-    """JPEG files, no two alike."""
+def _write_photographs(folder: Path, count: int) -> None:
+    """Write `count` different JPEG files."""
+    folder.mkdir()
     generator = np.random.default_rng(0)
     photographs = load_sample_images().images
     for i in range(count):
-        whole = photographs[i % len(photographs)]
-        top, left = (int(generator.integers(0, room + 1)) for room in (whole.shape[0] - HEIGHT, whole.shape[1] - WIDTH))
-        part = whole[top : top + HEIGHT, left : left + WIDTH]
-        Image.fromarray(part).save(folder / f"{i:04d}.jpg", quality=90)
+        photograph = photographs[i % len(photographs)]
+        top = int(generator.integers(photograph.shape[0] - HEIGHT + 1))
+        left = int(generator.integers(photograph.shape[1] - WIDTH + 1))
+        crop = photograph[top : top + HEIGHT, left : left + WIDTH]
+        Image.fromarray(crop).save(folder / f"{i:04d}.jpg", quality=90)
 
 
 def _backbone(sizes: Sizes) -> Backbone:
@@ -113,15 +119,15 @@ def _backbone(sizes: Sizes) -> Backbone:
 
 
 def _batch(sizes: Sizes, count: int) -> Tensor:
-    """Normal pixels (count, 3, H, W), in the memory order that the trunk takes."""
+    """Return normal pixels (count, 3, H, W), channels last in memory as the trunk takes them."""
     shape = (count, 3, sizes.pixels, sizes.pixels)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _forward(sizes: Sizes) -> Callable[[], None]:
-    trunk = _channels_last(sizes)
-    # as few at once as the engine takes, at which it is fastest: a floor must not be slowed down
+def _trunk(sizes: Sizes) -> Callable[[], None]:
+    trunk: nn.Module = _backbone(sizes).trunk.to(memory_format=torch.channels_last)
+    # The batch size at which the engine is fastest: the reference must not be slower than necessary.
     batches = torch.split(_batch(sizes, sizes.images), engines.at_once(sizes.pixels))
 
     @torch.inference_mode()
@@ -132,14 +138,12 @@ def _forward(sizes: Sizes) -> Callable[[], None]:
     return run
 
 
-def _extract(folder: str, sizes: Sizes) -> Callable[[], None]:
-    backbone, images = _backbone(sizes), ImageSet.find(folder)
-    out = Path(tempfile.mkdtemp(prefix="dissensus-bench-"))
-    atexit.register(shutil.rmtree, out, ignore_errors=True)
+def _extract(photographs: Path, features: Path, sizes: Sizes) -> Callable[[], None]:
+    backbone, images = _backbone(sizes), ImageSet.find(photographs)
 
     def run() -> None:
-        shutil.rmtree(out / "features", ignore_errors=True)
-        extract(images, backbone, out / "features", batch_size=sizes.image_batch, progress=False, fabric=fabric())
+        shutil.rmtree(features, ignore_errors=True)
+        extract(images, backbone, features, batch_size=sizes.image_batch, progress=False, fabric=cpu_fabric())
 
     return run
 
@@ -149,20 +153,20 @@ def _engine(name: str, sizes: Sizes) -> Callable[[], Tensor]:
 
 
 def _pixels(sizes: Sizes) -> Tensor:
-    """Random bytes (B, H, W, 3)."""
+    """Return random bytes (B, H, W, 3)."""
     shape = (sizes.image_batch, sizes.pixels, sizes.pixels, 3)
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def _detector(sizes: Sizes) -> Detector:
-    """Calibrated on what the trunk's features might be: speed does not depend on them."""
+    """Return a detector calibrated on random features: its speed does not depend on them."""
     backbone = _backbone(sizes)
     ensemble = Ensemble(tails.create("linear", backbone.shape[0], sizes.classes), members=sizes.members)
     held_out = torch.randn(200, backbone.shape[0], generator=torch.Generator().manual_seed(0))
     return Detector(ensemble, backbone=backbone).calibrate(held_out)
 
 
-def _judging(sizes: Sizes) -> Callable[[], object]:
+def _eager_detector(sizes: Sizes) -> Callable[[], object]:
     detector, pixels = _detector(sizes), _pixels(sizes)
     engine = engines.create("eager", detector.backbone)
 
@@ -173,19 +177,13 @@ def _judging(sizes: Sizes) -> Callable[[], object]:
     return run
 
 
-def _exported(sizes: Sizes) -> Callable[[], object]:
-    with tempfile.TemporaryDirectory(prefix="dissensus-bench-") as folder:
-        onnx.write(_detector(sizes), Path(folder) / "detector.onnx")
-        return partial(tracing.session(Path(folder) / "detector.onnx"), _pixels(sizes))
+def _exported_detector(folder: Path, sizes: Sizes) -> Callable[[], object]:
+    path = folder / "detector.onnx"
+    onnx.write(_detector(sizes), path)
+    return partial(tracing.session(path), _pixels(sizes))
 
 
 def _model(sizes: Sizes) -> ImageEnsemble:
     backbone = _backbone(sizes)
     ensemble = Ensemble(tails.create("linear", backbone.shape[0], sizes.classes), members=sizes.many)
     return ImageEnsemble(backbone, ensemble).to(memory_format=torch.channels_last)
-
-
-def _channels_last(sizes: Sizes) -> nn.Module:
-    """The trunk as the engine runs it."""
-    trunk: nn.Module = _backbone(sizes).trunk.to(memory_format=torch.channels_last)
-    return trunk

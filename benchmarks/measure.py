@@ -1,34 +1,39 @@
-"""How the bench measures: two sides run in turn, medians, and their ratio.
+"""Measure two sides in turn and report the median of their paired ratios.
 
-A time says little on a shared machine; two that were taken side by side in one run say how they compare. Each side
-lives in a process of its own, as it would in use: in a shared one, memory that one side has freed spares the other
-the page faults of getting it, and the ratio depends on who came first.
+An absolute time says little on a shared machine. Two times measured one after the other see the same machine, so
+repeat i gives a ratio a_i / b_i; the median of these ratios and their quartiles are reported.
+
+Each side runs in its own process, as it would in use. In a shared process one side would reuse memory that the other
+has freed and so avoid page faults, and the ratio would depend on the order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from dissensus._core.errors import DissensusError
 
-WARM_UP = 3  # runs of each side that are not counted
-PAUSE_SECONDS = 0.02  # between runs: threads of the side that has just run may still be spinning
-END_SECONDS = 2.0  # that a side's process has to end by itself
+WARM_UP = 3  # runs of each side before timing starts
+PAUSE_SECONDS = 0.02  # between runs, because threads of the other side may still be spinning
+END_SECONDS = 5.0  # for the process of a side to clean up
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the cases run on; the defaults are those of the paper's ImageNet experiments."""
+    """Sizes used by the cases; the defaults are those of the paper's ImageNet experiments."""
 
     features: int = 768
     classes: int = 1000
@@ -36,10 +41,10 @@ class Sizes:
     members: int = 5
     many: int = 50  # members of a large ensemble
     active: int = 2
-    fit_batches: int = 20  # batches of the epoch that whole fits are compared on
-    rows: int = 1_281_167  # of the training set of the memory case: ImageNet's
-    images: int = 768  # of an extraction: starting to read costs some seconds, which thousands make up for
-    pixels: int = 224  # a side
+    fit_batches: int = 20  # batches per epoch where whole fits are compared
+    rows: int = 1_281_167  # training samples of the memory case, as many as ImageNet has
+    images: int = 768  # images per extraction: enough to make the start of the reading processes negligible
+    pixels: int = 224  # image height and width
     image_batch: int = 64
 
 
@@ -49,16 +54,23 @@ QUICK = Sizes(
 
 
 class Side(NamedTuple):
-    """One of two things to compare."""
+    """One of the two sides of a comparison.
 
-    words: str
-    make: Callable[[], Callable[[], object]]  # called in the side's own process, so it has to be picklable
-    steps: int = 1  # training steps in one run
-    burst: int = 5  # runs that are timed as one: steps follow each other in training, with threads awake
+    Attributes:
+        description: what it runs.
+        make: returns the function to time. It is called in the side's own process, so it must be picklable.
+        steps: training steps, or images, per run.
+        burst: runs timed as one. In training one step follows another while the threads are awake.
+    """
+
+    description: str
+    make: Callable[[], Callable[[], object]]
+    steps: int = 1
+    burst: int = 5
 
 
 class Bar(NamedTuple):
-    """What a number has to reach."""
+    """The value that a result should reach."""
 
     sign: str  # "<=", ">=", "<" or ">"
     limit: float
@@ -68,24 +80,32 @@ class Bar(NamedTuple):
         return f"{self.sign} {self.limit:g}{self.unit}"
 
     def met(self, value: float) -> bool:
-        """Whether `value` reaches the bar."""
+        """Return whether `value` reaches the bar."""
         below, above = value < self.limit, value > self.limit
         return {"<": below, ">": above, "<=": not above, ">=": not below}[self.sign]
 
 
-class Entry(Protocol):
-    """A result: one line of the table, one object of the JSON."""
+class Result(Protocol):
+    """A result: one row of the table, one object of the JSON."""
+
+    @property
+    def name(self) -> str:
+        """The name of the row."""
+
+    @property
+    def description(self) -> str:
+        """What was measured."""
 
     def record(self) -> dict[str, Any]:
-        """The result as plain values, rounded."""
+        """Return the result as plain values, rounded."""
 
     def row(self) -> list[str]:
-        """Name, value, bar, whether it is met, and what it is, for the table."""
+        """Return the cells of the table: name, value, bar, whether the bar is met, and time."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides, run in turn `repeats` times."""
+    """Times of two sides that ran in turn: element i of both belongs to repeat i."""
 
     name: str
     numerator: str
@@ -95,18 +115,28 @@ class Comparison:
     denominator_ms: tuple[float, ...]
 
     @property
+    def ratios(self) -> NDArray[np.float64]:
+        """The ratio of each repeat, (repeats,)."""
+        return np.divide(self.numerator_ms, self.denominator_ms)
+
+    @property
     def ratio(self) -> float:
-        """Median over median."""
-        return float(np.median(self.numerator_ms) / np.median(self.denominator_ms))
+        """The median of the paired ratios."""
+        return float(np.percentile(self.ratios, 50))
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Quartiles of the ratio within each repeat."""
-        low, high = np.percentile(np.divide(self.numerator_ms, self.denominator_ms), [25, 75])
+        """The lower and upper quartile of the paired ratios."""
+        low, high = np.percentile(self.ratios, [25, 75])
         return float(low), float(high)
 
+    @property
+    def description(self) -> str:
+        """What is divided by what."""
+        return f"{self.numerator} / {self.denominator}"
+
     def record(self) -> dict[str, Any]:
-        """The comparison as plain values, rounded."""
+        """Return the comparison as plain values, rounded."""
         return {
             "name": self.name,
             "ratio": round(self.ratio, 3),
@@ -121,49 +151,52 @@ class Comparison:
         }
 
     def row(self) -> list[str]:
-        """One line of the table."""
+        """Return the cells of the table; the times are the median of each side."""
         low, high = self.quartiles
-        one, other = np.median(self.numerator_ms), np.median(self.denominator_ms)
-        what = f"{self.numerator} ({one:.3g} ms) / {self.denominator} ({other:.3g} ms)"
         value = f"{self.ratio:.2f} [{low:.2f}, {high:.2f}]"
-        return [self.name, value, str(self.bar), "yes" if self.bar.met(self.ratio) else "no", what]
+        times = " / ".join(f"{np.median(side):,.1f}" for side in (self.numerator_ms, self.denominator_ms))
+        return [self.name, value, str(self.bar), "yes" if self.bar.met(self.ratio) else "no", f"{times} ms"]
 
 
 def compare(
     name: str, numerator: Side, denominator: Side, bar: Bar, repeats: int, warm_up: int = WARM_UP
 ) -> Comparison:
-    """Run both sides in turn and keep milliseconds a step."""
+    """Run both sides in turn, each in its own process, and return their times in milliseconds per step."""
     with _process(numerator) as one, _process(denominator) as other:
         seconds = interleave(name, one, other, repeats, warm_up)
-    millis = [
+    numerator_ms, denominator_ms = (
         tuple(1000 * value / (side.steps * side.burst) for value in values)
         for side, values in zip((numerator, denominator), seconds, strict=True)
-    ]
-    return Comparison(name, numerator.words, denominator.words, bar, millis[0], millis[1])
+    )
+    return Comparison(name, numerator.description, denominator.description, bar, numerator_ms, denominator_ms)
 
 
 def interleave(
     name: str, one: Callable[[], float], other: Callable[[], float], repeats: int, warm_up: int = WARM_UP
 ) -> tuple[list[float], list[float]]:
-    """Call both in turn, each first every other time; what they gave in `repeats` rounds after warming up."""
-    found: tuple[list[float], list[float]] = [], []
+    """Call two functions in turn and return what each returned in every repeat after the warm-up.
+
+    Which of the two goes first alternates, so that neither gains from its place.
+    """
+    values: tuple[list[float], list[float]] = [], []
     rounds = tqdm(range(-warm_up, repeats), desc=name, unit="repeat", leave=False, disable=None, dynamic_ncols=True)
-    for turn in rounds:
-        for side in (0, 1) if turn % 2 else (1, 0):
+    for repeat in rounds:
+        for side in (0, 1) if repeat % 2 else (1, 0):
             value = (one, other)[side]()
-            if turn >= 0:
-                found[side].append(value)
-    return found
+            if repeat >= 0:
+                values[side].append(value)
+    return values
 
 
 @contextlib.contextmanager
 def _process(side: Side) -> Iterator[Callable[[], float]]:
-    """A process that has made the side; calling what is given runs a burst there and tells the seconds."""
-    # Forked from a server that has only imported: no thread pool is copied, no memory has been used before.
+    """Start a process for a side; yield a function that runs one burst there and returns its seconds."""
+    # The fork server has imported everything but run nothing: no thread pool is copied and no memory was used before.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks"])
+    context.set_forkserver_preload(["benchmarks.run"])
+    _start_fork_server()
     here, there = context.Pipe()
-    # not a daemon: those may not have worker processes of their own. It ends when the pipe does.
+    # Not a daemon, because daemons cannot have worker processes.
     process = context.Process(target=_serve, args=(side.make, side.burst, there))
     process.start()
     there.close()
@@ -176,24 +209,35 @@ def _process(side: Side) -> Iterator[Callable[[], float]]:
         except (EOFError, OSError) as error:
             process.join()
             raise DissensusError(
-                f"the bench's process for {side.words!r} ended with exit code {process.exitcode}; "
-                "its message is above, or there was too little memory"
+                f"the process of {side.description!r} ended with exit code {process.exitcode}: "
+                "see its message above, or free some memory"
             ) from error
         return seconds
 
     try:
         yield run
     finally:
-        here.close()  # it ends by itself, and tidily, unless it is in the middle of something long
-        process.join(END_SECONDS)
+        here.close()
         process.terminate()
+        process.join(END_SECONDS)
+        process.kill()
         process.join()
 
 
+def _start_fork_server() -> None:
+    """Start the fork server with SIGINT ignored, which it and all sides inherit: only this process handles Ctrl-C."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _serve(make: Callable[[], Callable[[], object]], burst: int, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
+    """Run and time one burst per message, until the other end of the pipe is closed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # clean up: a killed process leaks semaphores and workers
     run = make()
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has what it wants
+    with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             pipe.recv()
             start = time.perf_counter()
@@ -201,8 +245,3 @@ def _serve(make: Callable[[], Callable[[], object]], burst: int, pipe: Connectio
                 run()
             seconds = time.perf_counter() - start
             pipe.send(seconds)
-
-
-def sizes_record(sizes: Sizes) -> dict[str, int]:
-    """The sizes as plain values."""
-    return asdict(sizes)

@@ -1,7 +1,7 @@
-"""The memory case: one epoch over as many features as ImageNet has, in a process of its own.
+"""The memory case: peak memory of one epoch over as many features as ImageNet has, in a separate process.
 
-Counted is anonymous resident memory (RssAnon): what the process holds itself. Pages of the feature files are the
-system's to keep or drop, and are left out. The run writes checkpoints and its result, as a real one does.
+Measured is anonymous resident memory (RssAnon). It leaves out pages of the memory-mapped feature files, which the
+system may drop at any time. The run writes checkpoints and its result, as every run does.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks.core import fabric
 from benchmarks.measure import Bar, Sizes
+from benchmarks.steps import cpu_fabric
 from dissensus._core.errors import DissensusError
 from dissensus.features import FeatureSet, FeatureWriter
 from dissensus.models import tails
@@ -40,66 +40,73 @@ CHILD = "import sys; from benchmarks.memory import child; child(*sys.argv[1:])"
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Peaks in MB (10^6 bytes), or None where the system does not tell."""
+    """Peaks in MB (10^6 bytes); None where the system does not report them."""
 
-    what: str
+    description: str
     rss_anon: float | None
     vm_hwm: float | None
     epoch_seconds: float
 
     @property
+    def name(self) -> str:
+        """The name of the row."""
+        return "memory"
+
+    @property
     def met(self) -> bool | None:
-        """Whether the peak is below the bar; None where it could not be measured."""
+        """Whether the peak is below the bar; None if it was not measured."""
         return None if self.rss_anon is None else BAR.met(self.rss_anon)
 
     def record(self) -> dict[str, Any]:
-        """The result as plain values, rounded."""
+        """Return the result as plain values, rounded."""
         return {
-            "name": "memory",
+            "name": self.name,
             "megabytes": None if self.rss_anon is None else round(self.rss_anon, 1),
-            "of": self.what,
+            "of": self.description,
             "bar": str(BAR),
             "met": self.met,
             "vm_hwm_megabytes": None if self.vm_hwm is None else round(self.vm_hwm, 1),
             "epoch_seconds": round(self.epoch_seconds, 1),
             "repeats": 1,
-            "note": f"{STATUS} is missing here: memory was not measured" if self.rss_anon is None else None,
+            "note": f"{STATUS} does not exist here: memory was not measured" if self.rss_anon is None else None,
         }
 
     def row(self) -> list[str]:
-        """One line of the table."""
+        """Return the cells of the table."""
         value = f"not measured, no {STATUS}" if self.rss_anon is None else f"{self.rss_anon:.0f} MB"
         met = {True: "yes", False: "no", None: "?"}[self.met]
-        return ["memory", value, str(BAR), met, f"{self.what} ({self.epoch_seconds:.0f} s)"]
+        return [self.name, value, str(BAR), met, f"{self.epoch_seconds:.0f} s"]
 
 
 def one_epoch(sizes: Sizes, repeats: int) -> Sequence[MemoryUse]:
-    """peak resident memory, beyond the page cache, of one epoch over as many features as ImageNet has"""
+    """Measure the peak memory of one epoch over as many features as ImageNet has."""
     require(sizes)
     with tempfile.TemporaryDirectory(prefix="dissensus-bench-", ignore_cleanup_errors=True) as folder:
         _generate(Path(folder) / "features", sizes)
         arguments = [folder, *map(str, (sizes.many, sizes.active, sizes.batch))]
-        # Its errors and its progress bar go to our stderr; subprocess.run ends it when we are interrupted.
-        done = subprocess.run([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, text=True)
+        # In its own session Ctrl-C does not reach it; subprocess.run kills it. Its progress bar goes to our stderr.
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
     answer = _answer(done)
-    what = (
+    description = (
         f"peak of one epoch, {sizes.rows:,} x {sizes.features} float16 features, "
         f"C={sizes.classes}, M={sizes.many}, active={sizes.active}, linear tail"
     )
-    return [MemoryUse(what, answer["rss_anon"], answer["vm_hwm"], answer["seconds"])]
+    return [MemoryUse(description, answer["rss_anon"], answer["vm_hwm"], answer["seconds"])]
 
 
 def require(sizes: Sizes) -> None:
-    """Refuse to begin where the disk has no room for the features and the run."""
+    """Raise if the temporary folder has no space for the features and the run."""
     weights = 4 * sizes.many * sizes.classes * (sizes.features + 1)
-    # Weights and two moments in a checkpoint, twice while it is replaced, and the result.
+    # A checkpoint holds the weights and two moments, and exists twice while it is replaced; then the final weights.
     needed = sizes.rows * (2 * sizes.features + 8) * 1.02 + 8 * weights + 50e6
-    place = tempfile.gettempdir()
-    free = shutil.disk_usage(place).free
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise DissensusError(
-            f"the bench case memory needs {needed / 1e9:.1f} GB in {place}; {free / 1e9:.1f} GB are free: "
-            "set TMPDIR to a roomier folder, or choose other cases"
+            f"case memory needs {needed / 1e9:.1f} GB in {folder}; {free / 1e9:.1f} GB are free: "
+            "set TMPDIR to a folder with more space, or choose other cases"
         )
 
 
@@ -116,20 +123,18 @@ def _generate(folder: Path, sizes: Sizes) -> None:
 def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     if done.returncode < 0:
         hint = ": the machine was probably out of memory" if done.returncode == -signal.SIGKILL else ""
-        raise DissensusError(
-            f"the training process of the bench case memory was ended by signal {-done.returncode}{hint}"
-        )
+        raise DissensusError(f"the training process of case memory was ended by signal {-done.returncode}{hint}")
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
         answer = {"error": f"exit code {done.returncode}, see its message above"}
     if "error" in answer:
-        raise DissensusError(f"the training process of the bench case memory failed: {answer['error']}")
+        raise DissensusError(f"the training process of case memory failed: {answer['error']}")
     return answer
 
 
 def child(folder: str, members: str, active: str, batch: str) -> None:
-    """Train one epoch on `folder`/features; print peaks and seconds, or the error, as one line of JSON."""
+    """Train one epoch on `folder`/features and print peaks and seconds, or the error, as one line of JSON."""
     try:
         with _peak() as peak:
             features = FeatureSet.open(Path(folder) / "features")
@@ -137,7 +142,7 @@ def child(folder: str, members: str, active: str, batch: str) -> None:
             start = time.perf_counter()
             fit(
                 ensemble, features, "sed-a2d", active=int(active), epochs=1, batch_size=int(batch),
-                out=Path(folder) / "run", fabric=fabric(),
+                out=Path(folder) / "run", fabric=cpu_fabric(),
             )  # fmt: skip
             seconds = time.perf_counter() - start
         answer: dict[str, Any] = {"rss_anon": peak.get("RssAnon"), "vm_hwm": peak.get("VmHWM"), "seconds": seconds}
@@ -148,7 +153,7 @@ def child(folder: str, members: str, active: str, batch: str) -> None:
 
 @contextmanager
 def _peak() -> Iterator[dict[str, float]]:
-    """The largest RssAnon and VmHWM in MB seen while the block runs; empty where there is no /proc."""
+    """Record the largest RssAnon and VmHWM in MB while the block runs; stays empty without /proc."""
     peak: dict[str, float] = {}
     over = threading.Event()
 

@@ -1,16 +1,16 @@
-"""Cases against others: the loop over members that one would write first, and two libraries that train ensembles.
+"""Cases against other code: a plain loop over the members, and two libraries that train ensembles.
 
-All sides run the same tails on the same samples with AdamW and the same learning rate, in float32 on the processor.
+All sides train the same tails on the same samples with AdamW and the same learning rate, in float32 on the CPU.
 
-- loop: as the authors of the paper train. Members are modules of their own; the drawn ones are forwarded one
-  after the other through autograd, and one `torch.optim.AdamW` with its defaults holds all parameters.
-- torch-uncertainty: `deep_ensembles`, trained as its classification routine does (targets repeated for every
-  member, one cross-entropy), without the Lightning trainer around it. Ours is the same step: all members active,
-  cross-entropy only, one batch for all.
-- torchensemble: `VotingClassifier.fit` for one epoch, with its default of one job, against our `fit` by
-  deep-ensemble for one epoch; in both, every member has its own order of the samples. A time is that of the whole
-  call, with making and initialising the members, divided by the number of batches. Its loader takes whole batches
-  out of tensors in memory, and is told the classes, so that it need not look for them.
+- loop: as the authors of the paper train. Every member is a module; the active ones are forwarded one after the other
+  through autograd, and one `torch.optim.AdamW` with its defaults holds all parameters.
+- torch-uncertainty: `deep_ensembles`, trained as by its classification routine (targets repeated for every member, one
+  cross-entropy) without the Lightning trainer. Ours is the same step: all members active, cross-entropy only, one
+  batch for all.
+- torchensemble: `VotingClassifier.fit` for one epoch with one job, its default, against our `fit` with deep-ensemble
+  for one epoch. In both, every member has its own order of the samples. The time is that of the whole call, including
+  the creation of the members, divided by the number of batches. Its loader takes whole batches from tensors in memory
+  and knows the classes, so that it does not search for them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from benchmarks.core import fabric, own_step, random_batch
 from benchmarks.measure import Bar, Comparison, Side, Sizes, compare
+from benchmarks.steps import cpu_fabric, our_step, random_batch
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus.features import FeatureSet
@@ -44,13 +44,13 @@ LR, WEIGHT_DECAY = 1e-3, 0.01
 
 
 def loop(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """a plain Python loop over the active members, as the authors train, over our step: linear and mlp tails"""
+    """Compare a plain loop over the active members, as the authors train, with our step: linear and mlp tails."""
     M, active = sizes.members, sizes.active
     return [
         compare(
             f"loop-{tail}",
             Side(f"loop over members, sed-a2d, M={M}, active={active}, {tail} tail", partial(_loop_step, sizes, tail)),
-            Side("our step, the same", partial(own_step, sizes, M, active, tail=tail)),
+            Side("our step", partial(our_step, sizes, M, active, tail=tail)),
             bar,
             repeats,
         )
@@ -62,27 +62,27 @@ def _loop_step(sizes: Sizes, tail: str) -> Callable[[], Tensor]:
     def draw(step: int) -> Tensor:
         return torch.randperm(sizes.members)[: sizes.active]
 
-    return looping(_members(sizes, tail), draw, random_batch(sizes))
+    return loop_step(_members(sizes, tail), draw, random_batch(sizes))
 
 
 def _members(sizes: Sizes, tail: str) -> list[nn.Module]:
     return [tails.create(tail, sizes.features, sizes.classes) for _ in range(sizes.members)]
 
 
-def looping(members: Sequence[nn.Module], draw: Callable[[int], Tensor], batch: Batch) -> Callable[[], Tensor]:
-    """A function that makes the next step of the plain loop and gives its loss."""
+def loop_step(members: Sequence[nn.Module], draw: Callable[[int], Tensor], batch: Batch) -> Callable[[], Tensor]:
+    """Return a function that takes the next step of the plain loop and returns its loss."""
     optimiser = torch.optim.AdamW([p for member in members for p in member.parameters()], lr=LR)
     numbers = count()
 
     def step() -> Tensor:
-        drawn = draw(next(numbers)).tolist()
+        active = draw(next(numbers)).tolist()
         optimiser.zero_grad()
-        logits = [members[i](batch.x) for i in drawn]
+        logits = [members[i](batch.x) for i in active]
         main = torch.stack([F.cross_entropy(z, batch.labels) for z in logits]).mean()
         with torch.no_grad():
             losses = F.cross_entropy(torch.stack(logits).mean(0), batch.labels, reduction="none")
             hardness = losses / losses.mean() ** 2
-        first, *others = [z.softmax(-1) for z in logits]  # the order is random, so the first is a random one
+        first, *others = [z.softmax(-1) for z in logits]  # a random member, because the order is random
         terms = []
         for probs in others:
             top = probs.argmax(-1, keepdim=True)
@@ -98,24 +98,26 @@ def looping(members: Sequence[nn.Module], draw: Callable[[int], Tensor], batch: 
 
 
 def libraries(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """training a deep ensemble with torch-uncertainty and with TorchEnsemble over the same with ours"""
+    """Compare training a deep ensemble with torch-uncertainty and with TorchEnsemble with our training."""
     require()
     M, K = sizes.members, sizes.fit_batches
     steps = [
         compare(
             f"torch-uncertainty-{tail}",
-            Side(f"torch-uncertainty, deep ensemble, M={M}, {tail} tail", partial(_repeating_step, sizes, tail)),
-            Side("our step, the same", partial(own_step, sizes, M, M, diversity=0.0, tail=tail)),
+            Side(
+                f"torch-uncertainty, deep ensemble, M={M}, {tail} tail", partial(_torch_uncertainty_step, sizes, tail)
+            ),
+            Side("our step", partial(our_step, sizes, M, M, diversity=0.0, tail=tail)),
             Bar(">", 1.0),
             repeats,
         )
         for tail in ("linear", "mlp")
     ]
-    words = f"a step of TorchEnsemble's fit, deep ensemble, M={M}, linear tail, one epoch of {K} batches"
+    theirs = f"TorchEnsemble's fit, deep ensemble, M={M}, linear tail, one epoch of {K} batches, per batch"
     fits = compare(
         "torchensemble-linear",
-        Side(words, partial(_their_fit, sizes), K, burst=1),
-        Side("our fit, the same", partial(_our_fit, sizes), K, burst=1),
+        Side(theirs, partial(_their_fit, sizes), K, burst=1),
+        Side("our fit", partial(_our_fit, sizes), K, burst=1),
         Bar(">", 1.0),
         repeats,
     )
@@ -123,7 +125,7 @@ def libraries(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 
 class Peers(NamedTuple):
-    """What is used of the libraries."""
+    """The parts of the two libraries that are used."""
 
     deep_ensembles: Any
     repeat_target: Any
@@ -131,10 +133,14 @@ class Peers(NamedTuple):
 
 
 def require() -> Peers:
-    """Import the libraries, or say in one line how to get them."""
+    """Import the libraries.
+
+    Raises:
+        DissensusError: if one of them is not installed.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # theirs, about their own dependencies
+            warnings.simplefilter("ignore")  # about their dependencies
             return Peers(
                 importlib.import_module("torch_uncertainty.methods").deep_ensembles,
                 importlib.import_module("torch_uncertainty.transforms").RepeatTarget,
@@ -142,17 +148,17 @@ def require() -> Peers:
             )
     except ImportError as error:
         raise DissensusError(
-            f"the bench case peers needs torch-uncertainty and torchensemble ({error}): "
-            f"{extras.install('bench')}, or choose other cases"
+            f"case peers needs torch-uncertainty and torchensemble ({error}): {extras.install('bench')}, "
+            "or choose other cases"
         ) from error
 
 
-def _repeating_step(sizes: Sizes, tail: str) -> Callable[[], Tensor]:
-    return repeating(require(), _members(sizes, tail), random_batch(sizes))
+def _torch_uncertainty_step(sizes: Sizes, tail: str) -> Callable[[], Tensor]:
+    return torch_uncertainty_step(require(), _members(sizes, tail), random_batch(sizes))
 
 
-def repeating(peers: Peers, members: Sequence[nn.Module], batch: Batch) -> Callable[[], Tensor]:
-    """A function that makes the next step of torch-uncertainty's deep ensemble and gives its loss."""
+def torch_uncertainty_step(peers: Peers, members: Sequence[nn.Module], batch: Batch) -> Callable[[], Tensor]:
+    """Return a function that takes the next step of torch-uncertainty's deep ensemble and returns its loss."""
     model = peers.deep_ensembles(list(members))
     repeat = peers.repeat_target(num_repeats=len(members))
     optimiser = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -200,7 +206,7 @@ def _our_fit(sizes: Sizes) -> Callable[[], None]:
         ensemble = Ensemble(tails.create("linear", sizes.features, sizes.classes), members=sizes.members)
         fit(
             ensemble, features, "deep-ensemble", epochs=1, lr=LR, batch_size=sizes.batch, weight_decay=WEIGHT_DECAY,
-            schedule="constant", progress=False, fabric=fabric(),
+            schedule="constant", progress=False, fabric=cpu_fabric(),
         )  # fmt: skip
 
     return run
