@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dissensus._core.errors import DissensusError, RunError, UnknownNameError
-from dissensus.models import tails
+from dissensus.models import stacked, tails
 from dissensus.models.ensemble import Ensemble
 
 
@@ -83,7 +84,7 @@ def test_closed_form_passes_equal_autograds(kind, own_batch):
     with torch.no_grad():
         for value in ensemble.parameters():
             value.add_(0.3 * torch.randn_like(value))
-    scratch, params = tails.Scratch(), ensemble.stacked()
+    scratch, params = stacked.Scratch(), ensemble.stacked()
     for batch in (5, 5, 4):
         x = torch.randn(*((3,) if own_batch else ()), batch, 6, dtype=torch.float64)
         weight = torch.randn(3, batch, 3, dtype=torch.float64)
@@ -359,7 +360,9 @@ def test_a_custom_tail_must_be_given_again(tmp_path):
 
 
 def test_damaged_and_foreign_folders_are_refused(tmp_path):
-    with pytest.raises(RunError, match="no ensemble in"):
+    with pytest.raises(
+        RunError, match=r"there is no file .*nowhere/ensemble.json: give a folder that Ensemble.save wrote"
+    ):
         Ensemble.load(tmp_path / "nowhere")
     ensemble = Ensemble(tails.Linear(6, 3), members=2)
     ensemble.save(tmp_path)
@@ -371,8 +374,52 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     info = json.loads((tmp_path / "ensemble.json").read_text())
     info["tail"]["classes"] = 4
     (tmp_path / "ensemble.json").write_text(json.dumps(info))
-    with pytest.raises(RunError, match="do not fit the tail"):
+    with pytest.raises(RunError, match=r"do not fit the tail: weight must be \(2, 4, 6\); got \(2, 3, 6\): train"):
         Ensemble.load(tmp_path)
+    with pytest.raises(RunError, match=r"do not fit the tail: weight must be \(2, 5, 6\); got \(2, 3, 6\): train"):
+        Ensemble.load(tmp_path, tails.Linear(6, 5))
+
+
+FIELDS = ("format", "members", "seed", "method", "tail", "module")
+OPTIONS = ("name", "features", "classes", "hidden", "gamma", "eps", "activation")
+DEEP = "@DEEP@"  # stands for what json.dumps cannot nest as deep
+DAMAGE = [[], {}, "x", -1, 0.5, True, 10**30, "@HUGE@", DEEP]
+
+
+def damaged(info: dict, path: Path) -> str:
+    """Write it; load it, and give the one line that refuses it, or "" where it is as good as the original."""
+    text = json.dumps(info).replace(f'"{DEEP}"', "[" * 5000 + "]" * 5000).replace('"@HUGE@"', "9" * 5000)
+    (path / "ensemble.json").write_text(text)
+    line = ""
+    try:
+        Ensemble.load(path)(torch.zeros(2, 6))
+    except RunError as error:
+        line = str(error)
+    assert not line or str(path) in line
+    assert "\n" not in line
+    assert len(line) < 600
+    return line
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_every_field_of_the_json_is_checked(kind, tmp_path):
+    Ensemble(TAILS[kind](), members=2).save(tmp_path)
+    whole = json.loads((tmp_path / "ensemble.json").read_text())
+    assert tuple(whole) == FIELDS
+    for field in FIELDS:
+        line = damaged({key: value for key, value in whole.items() if key != field}, tmp_path)
+        assert bool(line) == (field != "format")
+        for value in DAMAGE:
+            line = damaged({**whole, field: value}, tmp_path)
+            fine = field in ("module", "method") and value == "x"
+            assert fine or field in line or "do not fit the tail" in line or "JSON" in line
+    for option in OPTIONS:
+        for value in DAMAGE:
+            line = damaged({**whole, "tail": {**whole["tail"], option: value}}, tmp_path)
+            fine = option in whole["tail"] and option in ("gamma", "eps") and type(value) in (int, float)
+            assert fine or "tail" in line or "JSON" in line, (option, value)
+    assert damaged({**whole, "extra": 1}, tmp_path)
+    assert not damaged(whole, tmp_path)
 
 
 def test_bad_arguments():
@@ -382,3 +429,40 @@ def test_bad_arguments():
         Ensemble(tails.Linear(6, 3), seed=-1)
     with pytest.raises(UnknownNameError, match="did you mean 'linear'"):
         tails.create("liner", 6, 3)
+
+
+def test_a_person_can_read_what_it_is():
+    ensemble = Ensemble(tails.Linear(64, 10), members=5)
+    assert repr(ensemble) == "Ensemble(5 members, linear tail, 64 features -> 10 classes, 3,250 parameters)"
+    ensemble.method = "sed-a2d"
+    assert repr(ensemble).endswith("parameters, trained by sed-a2d)")
+    assert repr(Ensemble(general_tail, members=2)) == "Ensemble(2 members, Sequential tail, 198 parameters)"
+
+
+def test_a_registered_tail_of_yours_is_saved_and_loaded_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(tails, "TAILS", tails.TAILS.copy())
+
+    @tails.register("scaled", axes={1: 0})
+    class Scaled(nn.Linear):
+        """A linear layer of scaled features."""
+
+        def __init__(self, features: int, classes: int, factor: float = 1.0) -> None:
+            super().__init__(features, classes)
+            self.register_buffer("factor", torch.tensor(factor), persistent=False)
+
+        def arguments(self) -> dict:
+            factor = float(self.factor.flatten()[0])
+            return {"features": self.in_features, "classes": self.out_features, "factor": factor}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.factor * x)
+
+    ensemble = Ensemble(Scaled(6, 3, factor=0.5), members=2)
+    assert tails.fits(ensemble.about, (6,))
+    assert not tails.fits(ensemble.about, (6, 2))
+    ensemble.save(tmp_path)
+    x = torch.randn(4, 6)
+    assert torch.equal(Ensemble.load(tmp_path)(x), ensemble(x))
+    monkeypatch.undo()
+    with pytest.raises(RunError, match=r"ensemble.json is damaged .*unknown tail 'scaled': known: conv, linear, mlp"):
+        Ensemble.load(tmp_path)

@@ -33,7 +33,10 @@ def list_(what: str) -> None:
         "aggregates": lambda: {name: a.summary for name, a in aggregates.AGGREGATES.items()},
         "suites": lambda: {name: suites.summary(name) for name in suites.SUITES},
         "studies": lambda: {name: f"{s.paper}: {s.summary}" for name, s in studies.STUDIES.items()},
-        "tails": lambda: _first_lines(tails.TAILS) | {"backbone": "The layers that were cut off the backbone."},
+        "tails": lambda: (
+            _first_lines({name: kind.module for name, kind in tails.TAILS.items()})
+            | {"backbone": "The layers that were cut off the backbone."}
+        ),
         "corruptions": lambda: dict.fromkeys(corruptions.CORRUPTIONS, "severities 1 to 5, as ImageNet-C"),
         "engines": lambda: _first_lines(engines.ENGINES),
     }

@@ -170,18 +170,14 @@ def new_ensemble(
 
 
 def _template(tail: str, features: FeatureSet, classes: int, about: Mapping[str, Any] | None) -> nn.Module:
-    description = {**(about or {}).get("tail", {}), "classes": classes} if tail == "backbone" else None
-    if description is None:
-        width = features.shape[-1] if tail == "mlp" else features.shape[0]
-        description = {"name": tail, "features": width}
-        made = tails.create(tail, width, classes)
-    else:
-        made = tails.build(description)
-    if not tails.fits(description, features.shape):
+    description = (about or {}).get("tail")
+    if tail != "backbone":
+        description = {"name": tail, "features": tails.width(tail, features.shape)}
+    if description is None or not tails.fits(description, features.shape):
         raise DataError(
             f"tail {tail} does not take rows of shape {features.shape}: use tail backbone, or extract with layers 1"
         )
-    return made
+    return tails.build({**description, "classes": classes})
 
 
 def write_results(sections: Sequence[report.Section], out: Path) -> str:

@@ -1,56 +1,108 @@
-"""Built-in tails, the last layers that every member owns a copy of, and their stacked forms.
+"""Built-in tails: the last layers, of which every member owns a copy.
 
-A tail is any `nn.Module` from features (B, ...) to logits (B, C); `Ensemble` vectorises it with `torch.func`. A
-`StackedTail` also knows its forward and backward pass over stacked members, which the trainer then uses instead of
-autograd: no graph, and memory that is used again in every step instead of being asked of the system anew.
+A tail is any `nn.Module` from features (B, ...) to logits (B, C); `Ensemble` vectorises it with `torch.func`. `TAILS`
+holds the kinds that a run can save and load by name, and your own joins them with `@tails.register`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dissensus._core.errors import DissensusError
 from dissensus._core.registry import Registry
-
-Saved = tuple[Tensor, ...]
-
-
-class Scratch:
-    """Memory for large results, kept from step to step: fresh pages cost as much as the arithmetic on them."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """An uninitialised tensor of that shape; the same memory for the same name, as long as it fits."""
-        kept = self._kept.get(name)
-        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
-            kept = self._kept[name] = like.new_empty(shape)
-        return kept
+from dissensus.models.stacked import Saved, Scratch, product, weight_grad
 
 
-@runtime_checkable
-class StackedTail(Protocol):
-    """A tail with a closed-form pass over stacked members; parameters are name -> (M, ...)."""
+@dataclass(frozen=True)
+class TailType:
+    """A registered kind of tail.
 
-    def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
-        """Logits (M, B, C), and what backward needs; x is (B, D), or (M, B, D) with a batch for every member."""
+    Attributes:
+        module: the class; its constructor takes `features` and `classes`, and its method `arguments()` returns what the
+            constructor needs to build the same tail again.
+        axes: how many axes a row of features may have -> which of them is `features` wide.
+    """
 
-    def backward_stacked(
-        self, params: Mapping[str, Tensor], saved: Saved, grad: Tensor, scratch: Scratch
-    ) -> dict[str, Tensor]:
-        """Gradients of the parameters from that of the logits (M, B, C)."""
+    module: Callable[..., nn.Module]
+    axes: Mapping[int, int]
 
 
+TAILS: Registry[TailType] = Registry("tail")
+"""Every registered kind of tail by name."""
+
+_T = TypeVar("_T", bound=type[nn.Module])
+
+
+def register(name: str, *, axes: Mapping[int, int]) -> Callable[[_T], _T]:
+    """Add the decorated class to `TAILS`; see `TailType` for what it must provide."""
+
+    def add(module: _T) -> _T:
+        TAILS.add(name, TailType(module, axes))
+        return module
+
+    return add
+
+
+def create(name: str, features: int, classes: int) -> nn.Module:
+    """Build the tail `name` for features of that width and that many classes."""
+    return TAILS[name].module(features, classes)
+
+
+def describe(tail: nn.Module) -> dict[str, Any] | None:
+    """What `build` needs to build this tail again: its name and arguments; None if its class is not registered."""
+    for name, kind in TAILS.items():
+        if type(tail) is kind.module:
+            return {"name": name, **tail.arguments()}  # type: ignore[operator]
+    return None
+
+
+def build(description: Mapping[str, Any]) -> nn.Module:
+    """Build the tail that `describe` described.
+
+    Raises:
+        DissensusError: if there is no such tail, or it does not take these arguments.
+    """
+    arguments = dict(description)
+    module = TAILS[arguments.pop("name")].module
+    try:
+        return module(**arguments)
+    except DissensusError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # sizes below zero, or too large
+        reason = str(error).partition("\n")[0][:160]  # PyTorch appends a stack trace
+        raise DissensusError(f"tail {description['name']} cannot be built from {arguments}: {reason}") from error
+
+
+def width(name: str, shape: Sequence[int]) -> int | None:
+    """The width that the tail `name` needs for rows of that shape; None if it does not take such rows."""
+    axis = TAILS[name].axes.get(len(shape))
+    return None if axis is None else shape[axis]
+
+
+def fits(description: Mapping[str, Any] | None, shape: Sequence[int]) -> bool:
+    """Whether the tail so described takes rows of features of that shape; True for one that is not registered."""
+    if description is None:
+        return True
+    needed = width(description["name"], shape)
+    return needed is not None and needed == description["features"]
+
+
+@register("linear", axes={1: 0})
 class Linear(nn.Linear):
     """One layer: features (B, D) -> logits (B, C)."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__(features, classes)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"features": self.in_features, "classes": self.out_features}
 
     def reset_parameters(self) -> None:
         """Draw the weight from a truncated normal (0.02) as ViT heads do; bias zero."""
@@ -61,7 +113,7 @@ class Linear(nn.Linear):
         weight, bias = params["weight"], params["bias"]
         M, C, D = weight.shape
         if x.ndim == 3:
-            return _product("logits", x, weight, bias, scratch), (x,)
+            return product("logits", x, weight, bias, scratch), (x,)
         logits = scratch("logits", (len(x), M * C), x)
         torch.mm(x, weight.view(M * C, D).t(), out=logits)
         logits.add_(bias.view(M * C))  # addmm would spread the bias over memory first: a pass more
@@ -73,13 +125,14 @@ class Linear(nn.Linear):
         """One matrix product again, (M*C, B) @ (B, D)."""
         (x,), shape = saved, params["weight"].shape
         if x.ndim == 3:
-            return {"weight": _weight_grad("weight", grad, x, scratch), "bias": grad.sum(1)}
+            return {"weight": weight_grad("weight", grad, x, scratch), "bias": grad.sum(1)}
         flat = grad.transpose(0, 1).reshape(len(x), -1)
         weight = scratch("weight", tuple(shape), x)
         torch.mm(flat.t(), x, out=weight.view(-1, shape[-1]))
         return {"weight": weight, "bias": flat.sum(0).view(shape[:2])}
 
 
+@register("mlp", axes={1: 0, 2: -1})
 class MLP(nn.Module):
     """The paper's last two layers: x + gamma * mlp(norm(x)), norm, linear. (B, D) -> (B, C).
 
@@ -102,6 +155,10 @@ class MLP(nn.Module):
         self.head = nn.Linear(features, classes)
         self.reset_parameters()
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return _sizes(self.fc1, self.head) | {"gamma": self.initial_gamma, "eps": self.norm1.eps}
+
     def reset_parameters(self) -> None:
         """Draw linear weights from a truncated normal (0.02), biases zero, norms one, gamma small."""
         for layer in (self.fc1, self.fc2, self.head):
@@ -123,13 +180,13 @@ class MLP(nn.Module):
         p, width = {name: value[:, None] for name, value in params.items() if value.ndim == 2}, (x.shape[-1],)
         normed = F.layer_norm(x, width, eps=self.norm1.eps)
         h = torch.addcmul(p["norm1.bias"], normed, p["norm1.weight"])
-        before = _product("before", h, params["fc1.weight"], params["fc1.bias"], scratch)
+        before = product("before", h, params["fc1.weight"], params["fc1.bias"], scratch)
         after = F.gelu(before)
-        branch = _product("branch", after, params["fc2.weight"], params["fc2.bias"], scratch)
+        branch = product("branch", after, params["fc2.weight"], params["fc2.bias"], scratch)
         residual = x + branch if self.gamma is None else torch.addcmul(x, p["gamma"], branch)
         final, mean, rstd = torch.native_layer_norm(residual, width, None, None, self.norm2.eps)
         head = torch.addcmul(p["norm2.bias"], final, p["norm2.weight"])
-        logits = _product("logits", head, params["head.weight"], params["head.bias"], scratch)
+        logits = product("logits", head, params["head.weight"], params["head.bias"], scratch)
         return logits, (normed, before, after, branch, residual, final, mean, rstd, head)
 
     def backward_stacked(
@@ -142,7 +199,7 @@ class MLP(nn.Module):
         """
         normed, before, after, branch, residual, final, mean, rstd, head = saved
         p, width = {name: value[:, None] for name, value in params.items() if value.ndim == 2}, [residual.shape[-1]]
-        made = {"head.weight": _weight_grad("head.weight", grad, head, scratch), "head.bias": grad.sum(1)}
+        made = {"head.weight": weight_grad("head.weight", grad, head, scratch), "head.bias": grad.sum(1)}
         d_head = torch.bmm(grad, params["head.weight"])
         made |= {"norm2.weight": (d_head * final).sum(1), "norm2.bias": d_head.sum(1)}
         d_residual = torch.ops.aten.native_layer_norm_backward(
@@ -152,10 +209,10 @@ class MLP(nn.Module):
         if self.gamma is not None:
             made["gamma"] = (d_residual * branch).sum(1)
             d_branch = d_residual.mul_(p["gamma"])
-        made |= {"fc2.weight": _weight_grad("fc2.weight", d_branch, after, scratch), "fc2.bias": d_branch.sum(1)}
+        made |= {"fc2.weight": weight_grad("fc2.weight", d_branch, after, scratch), "fc2.bias": d_branch.sum(1)}
         d_after = torch.bmm(d_branch, params["fc2.weight"], out=scratch("after", tuple(after.shape), after))
         d_before = torch.ops.aten.gelu_backward(d_after, before)
-        plain, d_bias = _weight_grad("fc1.weight", d_before, normed, scratch), d_before.sum(1)
+        plain, d_bias = weight_grad("fc1.weight", d_before, normed, scratch), d_before.sum(1)
         weight = params["fc1.weight"]
         both = torch.mul(plain, weight, out=scratch("fc1.product", tuple(weight.shape), weight))
         made |= {"norm1.weight": both.sum(1), "norm1.bias": torch.bmm(d_bias[:, None], weight).squeeze(1)}
@@ -164,6 +221,7 @@ class MLP(nn.Module):
         return {name: made[name] for name in params}
 
 
+@register("conv", axes={1: 0, 3: 0})
 class Conv(nn.Module):
     """The last 1x1 stage of a convolutional net: a hidden layer at every place, their mean, linear.
 
@@ -177,6 +235,10 @@ class Conv(nn.Module):
         self.conv = nn.Linear(features, hidden or 4 * features)
         self.head = nn.Linear(self.conv.out_features, classes)
         self.reset_parameters()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return _sizes(self.conv, self.head) | {"activation": self.activation}
 
     def reset_parameters(self) -> None:
         """Draw the hidden layer for a steady variance through rectifiers, the head as ViT heads; biases zero."""
@@ -204,72 +266,10 @@ ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry(
 )
 
 
+def _sizes(hidden: nn.Linear, head: nn.Linear) -> dict[str, Any]:
+    return {"features": hidden.in_features, "classes": head.out_features, "hidden": hidden.out_features}
+
+
 def _init_linear(layer: nn.Linear) -> None:
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
-
-
-def _product(name: str, x: Tensor, weight: Tensor, bias: Tensor, scratch: Scratch) -> Tensor:
-    """Every member's linear layer: (M, B, D), weight (M, C, D), bias (M, C) -> (M, B, C)."""
-    out = scratch(name, (len(weight), x.shape[-2], weight.shape[1]), x)
-    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2), out=out)
-
-
-def _weight_grad(name: str, grad: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
-    """(M, B, C) and the layer's input (M, B, D), or (B, D) if shared -> (M, C, D)."""
-    x = x if x.ndim == 3 else x.expand(len(grad), *x.shape)
-    out = scratch(name, (len(grad), grad.shape[-1], x.shape[-1]), x)
-    return torch.bmm(grad.transpose(1, 2), x, out=out)
-
-
-TAILS: Registry[Callable[..., nn.Module]] = Registry("tail", {"linear": Linear, "mlp": MLP, "conv": Conv})
-# How many axes the features of each have: vectors; vectors or tokens; vectors or maps.
-AXES = {"linear": (1,), "mlp": (1, 2), "conv": (1, 3)}
-
-
-def in_closed_form(tail: nn.Module) -> TypeGuard[StackedTail]:
-    """Whether the tail's stacked form speaks for its `forward`: not where a subclass has changed only the latter."""
-    order = type(tail).__mro__
-    where = {
-        name: next((i for i, cls in enumerate(order) if name in vars(cls)), None)
-        for name in ("forward_stacked", "forward")
-    }
-    stacked, plain = where["forward_stacked"], where["forward"]
-    return isinstance(tail, StackedTail) and stacked is not None and plain is not None and stacked <= plain
-
-
-def create(name: str, features: int, classes: int) -> nn.Module:
-    """Build the built-in tail `name` for features of that width and that many classes."""
-    return TAILS[name](features, classes)
-
-
-def describe(tail: nn.Module) -> dict[str, Any] | None:
-    """What `build` needs to make this tail again, or None for a module that is not built in."""
-    if type(tail) is Linear:
-        return {"name": "linear", "features": tail.in_features, "classes": tail.out_features}
-    if type(tail) is MLP:
-        about = _about("mlp", tail.fc1, tail.head) | {"gamma": tail.initial_gamma}
-        return about if tail.norm1.eps == 1e-6 else about | {"eps": tail.norm1.eps}
-    if type(tail) is Conv:
-        return _about("conv", tail.conv, tail.head) | {"activation": tail.activation}
-    return None
-
-
-def _about(name: str, hidden: nn.Linear, head: nn.Linear) -> dict[str, Any]:
-    sizes = {"features": hidden.in_features, "classes": head.out_features, "hidden": hidden.out_features}
-    return {"name": name, **sizes}
-
-
-def build(description: Mapping[str, Any]) -> nn.Module:
-    """Make the tail that `describe` described."""
-    arguments = dict(description)
-    name = arguments.pop("name")
-    return TAILS[name](**arguments)
-
-
-def fits(description: Mapping[str, Any] | None, shape: Sequence[int]) -> bool:
-    """Whether rows of features of that shape go into the tail so described; True for one that is not built in."""
-    if description is None:
-        return True
-    width = shape[-1] if description["name"] == "mlp" else shape[0]
-    return len(shape) in AXES[description["name"]] and width == description["features"]

@@ -118,6 +118,7 @@ def fit(
             claim["sample_weight"] = pool.fingerprint
         run = _claim(out, claim, resume, fabric)
         if run.finished:
+            ensemble.method = method
             ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
             return ensemble.eval()
     how: dict[str, Any] = {"progress": progress, "checkpoint_seconds": checkpoint_seconds, "log_every": log_every}
@@ -125,6 +126,7 @@ def fit(
     if methods.METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
         pool, elsewhere = _split_by_confidence(ensemble, pool, settings, run, fabric, how)
     _train(ensemble, pool, elsewhere, settings, run, fabric, tensorboard=tensorboard, **how)
+    ensemble.method = method
     if run is not None and fabric.is_global_zero:
         ensemble.save(run.ensemble_folder)
         run.finish()

@@ -17,7 +17,7 @@ from dissensus._core.random import mix
 from dissensus.functional.checks import full_precision
 from dissensus.functional.fused import cross_entropy_a2d
 from dissensus.functional.losses import REGULARISERS, Regulariser, ensemble_cross_entropy, hardness_of
-from dissensus.models import tails
+from dissensus.models import stacked
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods, optim
 from dissensus.training.options import Settings
@@ -55,7 +55,7 @@ class Stepper:
         self.buffers = dict(ensemble.tail.named_buffers())
         lr, decay, self.smoothing = self._hyper_parameters()
         self.optimiser = optim.create(settings.optimizer, self.params, lr, decay)
-        self._scratch = tails.Scratch()
+        self._scratch = stacked.Scratch()
 
     def _hyper_parameters(self) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
         s = self.settings
@@ -104,10 +104,10 @@ class Stepper:
         self.optimiser.step(forwarded.tolist(), grads, factor)
         return self._sum(loss.statistics)
 
-    def _in_closed_form(self, tail: torch.nn.Module, x: Tensor) -> TypeGuard[tails.StackedTail]:
+    def _in_closed_form(self, tail: torch.nn.Module, x: Tensor) -> TypeGuard[stacked.StackedTail]:
         """Autocast needs autograd to know what it did; so do features that are not flat."""
         flat = x.ndim == (3 if self.method.order == "own" else 2)
-        return tails.in_closed_form(tail) and flat and self.settings.precision == "32-true"
+        return stacked.in_closed_form(tail) and flat and self.settings.precision == "32-true"
 
     def _take(self, members: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Leaves for autograd: the members' slices, gathered into the same memory every step."""

@@ -1,0 +1,101 @@
+"""An ensemble on disk: `ensemble.json`, which says how to build it, and its weights in `ensemble.safetensors`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import torch
+from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dissensus._core import documents
+from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.files import make_folder, replacing
+from dissensus.models import tails
+
+INFO = "ensemble.json"
+WEIGHTS = "ensemble.safetensors"
+
+
+class TailInfo(documents.Part):
+    """A tail in a document: its name in `TAILS` and the arguments of its constructor, checked by their types."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    features: PositiveInt
+    classes: PositiveInt
+
+    @model_validator(mode="after")
+    def _check_options(self) -> TailInfo:
+        hints = get_type_hints(tails.TAILS[self.name].module.__init__)
+        for option, value in (self.model_extra or {}).items():
+            if option not in hints:
+                raise ValueError(f"tail {self.name} has no option {option!r}")
+            try:
+                TypeAdapter(hints[option]).validate_python(value, strict=True)
+            except ValidationError as error:
+                raise ValueError(f"{option}: {documents.problem(error)}") from error
+        return self
+
+
+class EnsembleInfo(documents.Document):
+    """ensemble.json."""
+
+    remedy = "give a folder that Ensemble.save wrote"
+
+    format: Literal["dissensus-ensemble-2"] = "dissensus-ensemble-2"
+    members: PositiveInt
+    seed: int = Field(ge=0, lt=2**31)
+    method: str | None  # None: not trained by `fit`
+    tail: TailInfo | None  # None: a module that is not registered
+    module: str  # the class of the tail
+
+
+def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor]) -> None:
+    """Write both files, each atomically."""
+    make_folder(folder)
+    with replacing(folder / WEIGHTS) as path:
+        save_file({name: value.contiguous().cpu() for name, value in weights.items()}, path)
+    documents.write(folder / INFO, info)
+
+
+def read(folder: Path) -> tuple[EnsembleInfo, dict[str, Tensor]]:
+    """Read both files."""
+    info, path = documents.read(EnsembleInfo, folder / INFO), folder / WEIGHTS
+    try:
+        return info, load_file(path)
+    except (OSError, SafetensorError) as error:
+        if path.exists() and not os.access(path, os.R_OK):  # which safetensors reports as missing
+            raise RunError(f"the weights must be readable; {path} is not: change its permissions") from error
+        raise RunError(f"the weights in {path} cannot be read ({error}); train the ensemble again") from error
+
+
+def build_tail(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Build the tail of a saved ensemble, if the weights fit it."""
+    if info.tail is None:
+        raise RunError(f"the tail in {folder} is a custom module ({info.module}): pass it as load(..., tail=)")
+    about = info.tail.model_dump()
+    try:
+        with torch.device("meta"):  # without memory: a damaged file may ask for any amount
+            shapes = {name: value.shape for name, value in tails.build(about).state_dict().items()}
+    except DissensusError as error:
+        raise RunError(f"{folder / INFO} is damaged, tail: {error}") from error
+    check_shapes(folder, weights, {name: (info.members, *shape) for name, shape in shapes.items()})
+    return tails.build(about)
+
+
+def check_shapes(folder: Path, weights: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `RunError` if the weights of a saved ensemble have other names or shapes."""
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    for name in dict.fromkeys([*expected, *shapes]):
+        if (wanted := expected.get(name, "absent")) != (got := shapes.get(name, "absent")):
+            raise RunError(
+                f"the weights in {folder / WEIGHTS} do not fit the tail: {name} must be {wanted}; got {got}: train the "
+                "ensemble again"
+            )
