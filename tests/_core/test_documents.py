@@ -66,7 +66,7 @@ def test_a_wrong_field_is_named(tmp_path, change, expected):
     assert expected in refused(tmp_path / "a.json", json.dumps(json.loads(GOOD.model_dump_json()) | change))
 
 
-@pytest.mark.parametrize("field", ["share", "entries"])
+@pytest.mark.parametrize("field", ["format", "share", "entries"])
 def test_a_missing_field_is_named(tmp_path, field):
     values = json.loads(GOOD.model_dump_json())
     del values[field]

@@ -449,9 +449,9 @@ def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
 DAMAGE = {
     "trunk.safetensors": ("weights", r"the trunk in .* is not the one that made the training features"),
     "ensemble/ensemble.safetensors": ("weights", r"the members' weights in .* are not those that were exported"),
-    "detector.json": ("gone", r"the calibration in .* is missing: detector.json"),
-    "detector.safetensors": ("gone", r"the calibration in .* is damaged"),
-    "config.json": ("gone", r"is not a detector from the hub: config.json is missing or foreign"),
+    "detector.json": ("gone", r"the calibration in .* is missing: there is no detector.json; export it again"),
+    "detector.safetensors": ("gone", r"there is no file .*detector.safetensors: export it again"),
+    "config.json": ("gone", r"the folder has no config.json; make one with dissensus export"),
 }
 
 
@@ -469,16 +469,16 @@ def test_damaged_folders_are_refused(name, photos, tmp_path):
             first = next(key for key, value in state.items() if value.is_floating_point())
             save_file({**state, first: state[first] + 1e-3}, out / name)
     elif name == "half a trunk":
-        message = "the trunk in .* cannot be read"
+        message = "trunk.safetensors is damaged .*: export it again"
         (out / "trunk.safetensors").write_bytes((out / "trunk.safetensors").read_bytes()[:1000])
     elif name == "no trunk":
-        message = "the trunk in .* cannot be read"
+        message = "there is no file .*trunk.safetensors: export it again"
         (out / "trunk.safetensors").unlink()
     elif name == "half a config":
-        message = "config.json in .* is damaged: aggregate is missing"
+        message = "config.json is damaged or of another version, aggregate: field required: export it again"
         (out / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "aggregate"}))
     else:
-        message = "the trunk in .* cannot be read"
+        message = "trunk.safetensors does not fit the backbone of config.json"
         config["backbone"]["name"] = "test_vit"
         (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError, match=message) as told:
@@ -509,7 +509,7 @@ def test_unknown_folders_and_repositories_are_one_line(run, tmp_path, monkeypatc
     for where in (tmp_path / "nowhere", "nowhere", "../no/where", ""):
         with pytest.raises(RunError, match=r"no detector at .*: there is no such folder; give one, or OWNER/NAME"):
             Detector.from_pretrained(where)
-    with pytest.raises(RunError, match=r"not a detector from the hub.* read a run folder with Detector\.load"):
+    with pytest.raises(RunError, match=r"the folder has no config.json.* read a run folder with Detector\.load"):
         Detector.from_pretrained(run)
 
 
@@ -593,7 +593,7 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(run, tmp_path, capsys
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hub, "write_json", full)
+    monkeypatch.setattr(hub.documents, "write", full)
     assert "cannot write" in refuse(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

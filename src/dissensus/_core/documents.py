@@ -70,7 +70,10 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise model.error(f"{path} must be a small JSON file; it has {size:,} bytes: {remedy}")
-        return model.model_validate_json(path.read_bytes())
+        document = model.model_validate_json(path.read_bytes())
+        if "format" not in document.model_fields_set:  # its default is for writing
+            raise model.error(f"{path} is damaged or of another version, format: field required: {remedy}")
+        return document
     except FileNotFoundError as error:
         raise model.error(f"there is no file {path}: {remedy}") from error
     except OSError as error:

@@ -30,6 +30,7 @@ class UnknownNameError(DissensusError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str | None = None) -> None:
         names = sorted(known)
+        name = name if len(name) <= 80 else name[:77] + "..."
         near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
         near = near or difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""

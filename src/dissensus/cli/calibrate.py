@@ -49,10 +49,10 @@ def calibrate(
     """
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
-    from dissensus.detection.threshold import names_of
+    from dissensus.detection.threshold import score_names
 
     rate = share("--false-alarms", false_alarms)
-    names = names_of(",".join(score or ["pds"]))
+    names = score_names(",".join(score or ["pds"]))
     if (id is None) == (suite is None):
         got = "neither" if id is None else "both"
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}")

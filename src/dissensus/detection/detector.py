@@ -24,7 +24,7 @@ from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError
 from dissensus.backbones import Backbone
 from dissensus.detection import pretrained
-from dissensus.detection.threshold import Threshold, check_count, combined, names_of
+from dissensus.detection.threshold import Identity, Threshold, check_count, combine, score_names
 from dissensus.detection.verdicts import Verdict, Verdicts
 from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet, check_backbone
@@ -86,14 +86,14 @@ class Detector:
     @classmethod
     def from_pretrained(cls, where: PathLike, revision: str | None = None) -> Detector:
         """The detector in a folder that `dissensus export --to hub` wrote, or in OWNER/NAME on the Hugging Face hub."""
-        found = pretrained.read(where, revision)
+        parts = pretrained.read(where, revision)
         return cls(
-            found.ensemble,
-            found.classes,
-            backbone=found.backbone,
-            aggregate=found.aggregate,
-            threshold=found.threshold,
-            trained_on=found.trained_on,
+            parts.ensemble,
+            parts.config.classes,
+            backbone=parts.backbone,
+            aggregate=parts.config.aggregate,
+            threshold=parts.threshold,
+            trained_on=parts.config.trained_on.model_dump(),
         )
 
     def save(self, run: PathLike) -> None:
@@ -106,9 +106,9 @@ class Detector:
         self.threshold.save(opened.folder, self.identity)
 
     @property
-    def identity(self) -> dict[str, str | None]:
-        """What a calibration depends on: the members' weights and the trunk's."""
-        return {"ensemble": self.ensemble.fingerprint, "backbone": (self.about or {}).get("fingerprint")}
+    def identity(self) -> Identity:
+        """Fingerprints of what a calibration depends on: the members and the backbone."""
+        return Identity(ensemble=self.ensemble.fingerprint, backbone=(self.about or {}).get("fingerprint"))
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -167,7 +167,7 @@ class Detector:
             by_class: a threshold for each predicted class, so that the rate holds within each.
             progress: show a progress bar when stderr is a terminal.
         """
-        names = names_of(score)
+        names = score_names(score)
         check_count(names, self._features(samples)[1], false_alarms)
         if isinstance(samples, FeatureSet) and samples.passes > 1:
             raise DataError(
@@ -179,7 +179,7 @@ class Detector:
         parts: dict[str, list[Tensor]] = {name: [] for name in (*names, "label")}
         for logits in self.logits(samples, progress=progress):
             for name in names:
-                parts[name].append(combined([name], (), logits))
+                parts[name].append(combine([name], (), logits))
             parts["label"].append(aggregates.AGGREGATES[self.aggregate](logits).argmax(-1).cpu())
         whole = {name: torch.cat(values) for name, values in parts.items()}
         labels = whole.pop("label") if by_class else None
@@ -231,7 +231,7 @@ class Detector:
         label, confidence, votes = label.cpu(), log_probs.exp().cpu(), logits.argmax(-1).to(torch.int32).cpu()
         rule = self.threshold
         if rule is None:
-            return Verdicts(label, confidence, combined(("pds",), (), logits), votes, self.classes)
+            return Verdicts(label, confidence, combine(("pds",), (), logits), votes, self.classes)
         score = rule.score(logits)
         limit = rule.limits(label)
         p_value = rule.calibrated.p_values(score, label)

@@ -1,78 +1,118 @@
-"""Reading a detector from a folder that was made for the Hugging Face hub, or from the hub itself.
+"""Pretrained detectors: a folder made by `dissensus export --to hub`, or a repository on the Hugging Face hub.
 
 config.json              classes, backbone, settings, fingerprints
 ensemble/                the members
-trunk.safetensors        the trunk, where the detector takes images
-detector.*               the calibration, where there is one
+trunk.safetensors        the trunk, if the detector takes images
+detector.*               the calibration, if there is one
 
-Everything is safetensors and JSON: no code is ever unpickled, whoever made the folder.
+Everything is safetensors and JSON; no code is unpickled.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from pydantic import Field, JsonValue
 
 from dissensus import backbones
-from dissensus._core.errors import RunError
-from dissensus._core.files import read_json
+from dissensus._core import documents, tensors
+from dissensus._core.documents import Document, Part
+from dissensus._core.errors import DissensusError, RunError, UnknownNameError
 from dissensus.backbones import Backbone, weights
+from dissensus.backbones.description import BackboneDescription
 from dissensus.backbones.transforms import Preprocessing
-from dissensus.detection.threshold import Threshold
+from dissensus.detection.threshold import DOCUMENT, Identity, Threshold
+from dissensus.functional import aggregates
 from dissensus.models.ensemble import Ensemble
 
-FORMAT = "dissensus-hub-1"
 CONFIG, ENSEMBLE, TRUNK = "config.json", "ensemble", "trunk.safetensors"
-NEEDED = {"classes": list, "aggregate": str, "fingerprint": str, "calibrated": bool, "trained_on": dict}
 FETCHED = [CONFIG, TRUNK, f"{ENSEMBLE}/*", "detector.*"]
+REMEDY = "export it again: dissensus export RUN --to hub --out FOLDER"
+
+
+class TrainedOn(Part):
+    """Fingerprints of the training features and of the images they were extracted from, where known."""
+
+    train: str | None = None
+    images: str | None = None
+
+
+class HubDocument(Document):
+    """config.json."""
+
+    remedy = REMEDY
+
+    format: Literal["dissensus-hub-2"] = "dissensus-hub-2"
+    library_name: Literal["dissensus"] = "dissensus"
+    version: str
+    classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    aggregate: str
+    fingerprint: str  # of the members' weights
+    calibrated: bool
+    backbone: BackboneDescription | None
+    trained_on: TrainedOn
+    training: dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a detector is made of."""
+class Pretrained:
+    """The parts of a detector.
+
+    Attributes:
+        ensemble: The members.
+        config: What config.json says.
+        backbone: The trunk; None if the detector takes features only.
+        threshold: The calibration, if there is one.
+    """
 
     ensemble: Ensemble
-    classes: tuple[str, ...]
-    aggregate: str
+    config: HubDocument
     backbone: Backbone | None
     threshold: Threshold | None
-    trained_on: Mapping[str, Any]
 
 
-def read(where: str | os.PathLike[str], revision: str | None = None) -> Parts:
-    """The parts in a folder, or in a repository of the hub as OWNER/NAME; weights are checked by fingerprint."""
+def read(where: str | os.PathLike[str], revision: str | None = None) -> Pretrained:
+    """Read the parts of a detector; weights are checked by fingerprint.
+
+    Args:
+        where: A folder, or OWNER/NAME on the hub.
+        revision: Branch, tag or commit of the repository.
+
+    Raises:
+        RunError: If there is no detector, or it is damaged.
+    """
     folder = _find(where, revision)
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    if not (folder / CONFIG).is_file():
         raise RunError(
-            f"{where} is not a detector from the hub: config.json is missing or foreign; export one with dissensus "
-            "export RUN --to hub, or read a run folder with Detector.load"
+            f"no detector at {where}: the folder has no {CONFIG}; make one with dissensus export RUN --to hub, or read "
+            "a run folder with Detector.load"
         )
-    if wrong := [key for key, kind in NEEDED.items() if not isinstance(config.get(key), kind)]:
-        raise RunError(f"config.json in {where} is damaged: {wrong[0]} is missing; export it again")
+    config = documents.read(HubDocument, folder / CONFIG)
     ensemble = Ensemble.load(folder / ENSEMBLE)
-    if ensemble.fingerprint != config["fingerprint"]:
-        raise RunError(f"the members' weights in {where} are not those that were exported; export it again")
-    classes, about = tuple(map(str, config["classes"])), config.get("backbone")
-    if ensemble.classes is not None and len(classes) != ensemble.classes:
+    if ensemble.fingerprint != config.fingerprint:
+        raise RunError(f"the members' weights in {folder} are not those that were exported: {REMEDY}")
+    if ensemble.classes is not None and len(config.classes) != ensemble.classes:
         raise RunError(
-            f"a class needs a name; {folder} names {len(classes)}, the tail has {ensemble.classes}: get it anew"
+            f"{folder / CONFIG} must name every class; the ensemble has {ensemble.classes}, it names "
+            f"{len(config.classes)}: {REMEDY}"
         )
-    backbone = None if about is None else _backbone(folder, about, ensemble, classes)
-    identity = {"ensemble": config["fingerprint"], "backbone": (about or {}).get("fingerprint")}
-    threshold = Threshold.load(folder, identity)
-    if config["calibrated"] and threshold is None:
-        raise RunError(f"the calibration in {where} is missing: detector.json is not there; export it again")
-    return Parts(ensemble, classes, config["aggregate"], backbone, threshold, config["trained_on"])
+    try:
+        aggregates.of_kind("logits").check(config.aggregate)
+    except UnknownNameError as error:
+        raise RunError(f"{folder / CONFIG} names an {error}; register it first, or {REMEDY}") from error
+    backbone = None if config.backbone is None else _backbone(folder, config, ensemble)
+    about = config.backbone
+    identity = Identity(ensemble=config.fingerprint, backbone=None if about is None else about.fingerprint)
+    threshold = Threshold.load(folder, identity, remedy=REMEDY)
+    if config.calibrated and threshold is None:
+        raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")
+    return Pretrained(ensemble, config, backbone, threshold)
 
 
 def _find(where: str | os.PathLike[str], revision: str | None) -> Path:
@@ -84,7 +124,7 @@ def _find(where: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         with weights.offline_unless_reachable():
             return Path(snapshot_download(name, revision=revision, allow_patterns=FETCHED))
-    except Exception as error:  # whatever the network, the hub's client or its cache may raise
+    except Exception as error:  # the network, the hub's client and its cache raise many kinds
         raise RunError(
             f"no detector at {name}: there is no such folder, and the hub does not give one ({_reason(error)}); check "
             "the name and the network"
@@ -101,34 +141,28 @@ def _reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
 
 
-def _backbone(folder: Path, about: Mapping[str, Any], ensemble: Ensemble, classes: Sequence[str]) -> Backbone:
-    """The trunk with the weights that are in the folder; what became of the backbone's own tail is the soup."""
+def _backbone(folder: Path, config: HubDocument, ensemble: Ensemble) -> Backbone:
+    """Return the backbone with the trunk's weights in the folder; the soup of the members is its tail."""
+    about = config.backbone
+    assert about is not None
+    state = tensors.read(folder / TRUNK, remedy=REMEDY)
     try:
-        bare = backbones.create(about["name"], weights.RANDOM, about["layers"], size=about["size"], crop=about["crop"])
-        bare.trunk.load_state_dict(load_file(folder / TRUNK))
-        transform = Preprocessing(
-            about["size"],
-            tuple(about["mean"]),
-            tuple(about["std"]),
-            about["interpolation"],
-            about["crop"],
-            about.get("squash", False),
-        )
-        expected = about["fingerprint"]
-    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError) as error:
+        bare = backbones.create(about.name, weights.RANDOM, about.layers, size=about.size, crop=about.crop)
+        bare.trunk.load_state_dict(state)
+    except (DissensusError, RuntimeError) as error:  # load_state_dict raises RuntimeError where shapes differ
         reason = " ".join(str(error).split())[:160]
-        raise RunError(f"the trunk in {folder} cannot be read ({reason}); export it again") from error
-    # a new one, for what was computed of the weights before
-    made = replace(
+        raise RunError(f"{folder / TRUNK} does not fit the backbone of {CONFIG} ({reason}): {REMEDY}") from error
+    transform = Preprocessing(about.size, about.mean, about.std, about.interpolation, about.crop, about.squash)
+    backbone = replace(  # a new object: `bare` may have cached properties of its random weights
         bare,
         tail=ensemble.soup().eval().requires_grad_(False),
         transform=transform,
-        classes=tuple(classes),
+        classes=config.classes,
         source=str(folder.resolve()),
     )
-    if made.fingerprint != expected:
+    if backbone.fingerprint != about.fingerprint:
         raise RunError(
-            f"the trunk in {folder} is not the one that made the training features: its weights or preprocessing "
-            "differ; export it again"
+            f"the trunk in {folder} is not the one that made the training features, its weights or preprocessing "
+            f"differ: {REMEDY}"
         )
-    return made
+    return backbone

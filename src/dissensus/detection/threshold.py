@@ -1,6 +1,6 @@
-"""Thresholds: scores of held-out ID samples turned into a rule for one sample, and kept in a folder.
+"""Threshold: scores of held-out ID samples as a decision rule for one sample, kept in a folder.
 
-detector.json            which scores, the false-alarm rate, what it was calibrated for
+detector.json            the scores, the false-alarm rate, and what it was calibrated for
 detector.safetensors     the calibration scores
 """
 
@@ -9,27 +9,48 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import Field
 from torch import Tensor
 
-from dissensus._core.errors import DataError, DissensusError, RunError
-from dissensus._core.files import read_json, replacing, write_json
+from dissensus._core import documents, tensors
+from dissensus._core.documents import Document, Part
+from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
 from dissensus.functional import conformal, scores
 from dissensus.functional.conformal import Calibrated
 
-FORMAT = "dissensus-detector-1"
+DOCUMENT, TENSORS = "detector.json", "detector.safetensors"
 
 
-@dataclass(frozen=True)
+class Identity(Part):
+    """What a calibration depends on: fingerprints of the members' weights and of the backbone, if any."""
+
+    ensemble: str
+    backbone: str | None
+
+
+class DetectorDocument(Document):
+    """detector.json."""
+
+    format: Literal["dissensus-detector-2"] = "dissensus-detector-2"
+    scores: Annotated[tuple[str, ...], Field(min_length=1)]
+    false_alarms: Annotated[float, Field(gt=0, lt=1)]
+    parts: Annotated[int, Field(ge=1, le=2**31)]  # 1, or one for each class
+    calibrated_for: Identity
+
+
+@dataclass(frozen=True, repr=False)
 class Threshold:
-    """What calibration leaves: which scores, the false-alarm rate that is promised, the calibration scores.
+    """A calibrated decision rule: a sample is out of distribution if its score exceeds a limit.
 
-    Where several scores are combined, `references` hold each one's values on half of the samples, ascending; the
-    other half calibrates the combination.
+    Attributes:
+        scores: Names of the scores; several are combined by `conformal.evidence`.
+        false_alarms: The share of ID samples that may be called out.
+        calibrated: The calibration scores, for all samples or for each predicted class.
+        references: Where several scores are combined, the values of each on half of the samples, ascending. The other
+            half calibrates the combination.
     """
 
     scores: tuple[str, ...]
@@ -41,50 +62,72 @@ class Threshold:
     def calibrate(
         cls,
         names: Sequence[str],
-        found: Mapping[str, Tensor],
+        values: Mapping[str, Tensor],
         labels: Tensor | None,
         classes: Sequence[str],
         false_alarms: float,
     ) -> Threshold:
-        """Of the scores (n,) of held-out samples by name; with predicted labels (n,), for each class by itself."""
+        """Calibrate on the scores of held-out ID samples.
+
+        Args:
+            names: The scores to use.
+            values: Scores (n,) by name.
+            labels: Predicted labels (n,) for one limit per class; None for one limit in all.
+            classes: Names of the classes.
+            false_alarms: The share of ID samples that may be called out.
+
+        Raises:
+            DissensusError: If the rate is not in (0, 1), or needs more samples.
+        """
         conformal.check_rate(false_alarms)
-        values = [found[name].float() for name in names]
+        each = [values[name].float() for name in names]
         references: tuple[Tensor, ...] = ()
+        final = each[0]
         if len(names) > 1:
-            # in any order the samples come, both halves are alike
-            order = torch.randperm(len(values[0]), generator=torch.Generator().manual_seed(0))
+            # Shuffled, so that both halves are alike whatever the order of the samples.
+            order = torch.randperm(len(final), generator=torch.Generator().manual_seed(0))
             first, second = order[::2], order[1::2]
-            references = tuple(v[first].sort().values for v in values)
-            final = conformal.evidence(references, [v[second] for v in values])
+            references = tuple(v[first].sort().values for v in each)
+            final = conformal.evidence(references, [v[second] for v in each])
             labels = None if labels is None else labels[second]
-        else:
-            final = values[0]
-        made = cls(tuple(names), false_alarms, Calibrated.of(final, labels, len(classes)), references)
-        made.calibrated.check(false_alarms, classes)
-        return made
+        threshold = cls(tuple(names), false_alarms, Calibrated.of(final, labels, len(classes)), references)
+        threshold.calibrated.check(false_alarms, classes)
+        return threshold
+
+    def __repr__(self) -> str:
+        limits = self.calibrated.thresholds(self.false_alarms)
+        rule = f"out if {self.name} > {float(limits[0]):.4g}"
+        if self.calibrated.by_class:
+            low, high = float(limits.min()), float(limits.max())
+            rule = f"out if {self.name} > {low:.4g} to {high:.4g} by predicted class"
+        return f"Threshold({rule}; {100 * self.false_alarms:.3g}% false alarms, n = {self.calibrated.count:,})"
 
     def score(self, logits: Tensor) -> Tensor:
-        """(M, B, C) -> (B,), higher = more OOD."""
-        return combined(self.scores, self.references, logits)
+        """Return the score of each sample: (M, B, C) -> (B,), higher = more OOD."""
+        return combine(self.scores, self.references, logits)
 
     def limits(self, labels: Tensor) -> Tensor:
-        """The score above which a sample of that predicted label is out: (B,) -> (B,)."""
-        found = self.calibrated.thresholds(self.false_alarms)
-        return found[labels] if self.calibrated.by_class else found.expand(len(labels))
+        """Return the score above which a sample of each predicted label is out: (B,) -> (B,)."""
+        limits = self.calibrated.thresholds(self.false_alarms)
+        return limits[labels] if self.calibrated.by_class else limits.expand(len(labels))
 
     def at(self, false_alarms: float) -> Threshold:
-        """The same calibration for another false-alarm rate."""
+        """Return the same calibration at another false-alarm rate.
+
+        Raises:
+            DissensusError: If the rate is not in (0, 1), or needs more calibration samples.
+        """
         self.calibrated.check(false_alarms)
         return replace(self, false_alarms=false_alarms)
 
     @property
     def name(self) -> str:
-        """The scores it is about."""
+        """Names of the scores, joined by +."""
         return "+".join(self.scores)
 
     @property
     def promise(self) -> str:
-        """What may be expected of it, in a sentence."""
+        """What the calibration guarantees, as one sentence."""
         low, high = self.calibrated.spread(self.false_alarms)
         n = min(map(len, self.calibrated.values))
         each = " of the rarest class" if self.calibrated.by_class else ""
@@ -93,65 +136,102 @@ class Threshold:
             f"samples are called out; a single calibration of this size gives {low:.2%} to {high:.2%} nine times in ten"
         )
 
-    def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Write both files; `about` says what it was calibrated for, and is asked for again by `load`."""
-        tensors = {f"calibration.{i}": values for i, values in enumerate(self.calibrated.values)}
-        tensors |= {f"reference.{i}": values for i, values in enumerate(self.references)}
-        (folder / "detector.json").unlink(missing_ok=True)  # written last: what is half replaced is not there
-        with replacing(folder / "detector.safetensors") as path:
-            save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-        plain = {"scores": list(self.scores), "false_alarms": self.false_alarms, "parts": len(self.calibrated.values)}
-        write_json(folder / "detector.json", {"format": FORMAT, **plain, "about": dict(about)})
+    def save(self, folder: Path, identity: Identity) -> None:
+        """Write detector.json and detector.safetensors into a folder; `load` compares `identity`."""
+        values = {f"calibration.{i}": part for i, part in enumerate(self.calibrated.values)}
+        values |= {f"reference.{i}": reference for i, reference in enumerate(self.references)}
+        (folder / DOCUMENT).unlink(missing_ok=True)  # Written last: a calibration is complete or absent.
+        tensors.write(folder / TENSORS, values)
+        document = DetectorDocument(
+            scores=self.scores,
+            false_alarms=self.false_alarms,
+            parts=len(self.calibrated.values),
+            calibrated_for=identity,
+        )
+        documents.write(folder / DOCUMENT, document)
 
     @classmethod
-    def load(cls, folder: Path, about: Mapping[str, Any]) -> Threshold | None:
-        """What `save` wrote, or None where it wrote nothing; one of another ensemble or trunk is refused."""
-        if not (folder / "detector.json").exists():
+    def load(cls, folder: Path, identity: Identity, *, remedy: str | None = None) -> Threshold | None:
+        """Read what `save` wrote.
+
+        Args:
+            folder: The folder.
+            identity: The ensemble and backbone that it will be used with.
+            remedy: What the user can do if it cannot be used; by default, to calibrate again.
+
+        Returns:
+            The threshold, or None if the folder has none.
+
+        Raises:
+            RunError: If it is damaged, or was calibrated for another ensemble or backbone.
+        """
+        if not (folder / DOCUMENT).exists():
             return None
-        found = read_json(folder / "detector.json")
-        remedy = f"calibrate again: dissensus calibrate {folder} --id SAMPLES"
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise RunError(f"{folder / 'detector.json'} is not of a detector; {remedy}")
-        try:
-            if differing := [key for key, value in about.items() if found["about"].get(key) != value]:
+        remedy = remedy or f"calibrate again: dissensus calibrate {folder} --id SAMPLES"
+        document = documents.read(DetectorDocument, folder / DOCUMENT, remedy=remedy)
+        for kind, expected in identity:
+            if getattr(document.calibrated_for, kind) != expected:
                 raise RunError(
-                    f"a calibration holds for the {differing[0]} it was made with; {folder} has another now: {remedy}"
+                    f"a calibration holds for the {kind} it was made with; {folder} has another now: {remedy}"
                 )
-            names = tuple(scores.SCORES[name].__name__ for name in found["scores"])
-            tensors = load_file(folder / "detector.safetensors")
-            values = tuple(tensors[f"calibration.{i}"].sort().values for i in range(found["parts"]))
-            references = tuple(
-                tensors[f"reference.{i}"].sort().values for i in range(len(names) if len(names) > 1 else 0)
-            )
-            made = cls(names, float(found["false_alarms"]), Calibrated(values), references)
-            made.calibrated.check(made.false_alarms)
-        except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"the calibration in {folder} is damaged ({error}); {remedy}") from error
-        return made
+        try:
+            scores.SCORES.check(*document.scores)
+        except UnknownNameError as error:
+            raise RunError(f"{folder / DOCUMENT} names an {error}; register it first, or {remedy}") from error
+        values = tensors.read(folder / TENSORS, remedy=remedy)
+        count = len(document.scores)
+        threshold = cls(
+            document.scores,
+            document.false_alarms,
+            Calibrated(_ascending(folder / TENSORS, values, "calibration", document.parts, remedy)),
+            _ascending(folder / TENSORS, values, "reference", count if count > 1 else 0, remedy),
+        )
+        try:
+            threshold.calibrated.check(document.false_alarms)
+        except DataError as error:
+            raise RunError(f"{folder / DOCUMENT} and {TENSORS} do not fit ({error}); {remedy}") from error
+        return threshold
 
 
-def combined(names: Sequence[str], references: Sequence[Tensor], logits: Tensor) -> Tensor:
-    """One score as it is; several as the evidence of their p-values among `references`."""
+def _ascending(path: Path, values: Mapping[str, Tensor], kind: str, count: int, remedy: str) -> tuple[Tensor, ...]:
+    """Return the tensors kind.0, kind.1, ..., each (n,) and sorted; raise if there are not `count`."""
+    names = sorted((name for name in values if name.startswith(f"{kind}.")), key=lambda name: (len(name), name))
+    if len(names) != count:
+        raise RunError(f"{path} must hold {count} {kind} tensors; it holds {len(names)}: {remedy}")
+    for name in names:
+        value = values[name]
+        if value.dtype != torch.float32 or value.ndim != 1 or bool(value.isnan().any()):
+            raise RunError(f"{path} is damaged ({name} is not a vector of float32 numbers): {remedy}")
+    return tuple(values[name].sort().values for name in names)
+
+
+def combine(names: Sequence[str], references: Sequence[Tensor], logits: Tensor) -> Tensor:
+    """Return one score as it is, several as the evidence of their p-values among `references`: (M, B, C) -> (B,)."""
     values = [scores.SCORES[name](logits).float().cpu() for name in names]
     return conformal.evidence(references, values) if len(names) > 1 else values[0]
 
 
 def check_count(names: Sequence[str], count: int, false_alarms: float) -> None:
-    """Refuse a rate that so few samples cannot promise, before any work is done on them."""
+    """Raise if `count` samples are too few to calibrate these scores at this rate."""
     conformal.check_rate(false_alarms)
     halves = min(2, len(names))
     if count < (least := halves * conformal.needed(false_alarms)):
-        why = ", half of them to rank the scores by" if halves > 1 else ""
+        why = ", half of them to rank the scores" if halves > 1 else ""
         raise DataError(
             f"a false-alarm rate of {false_alarms:g} needs {least} calibration samples{why}; got {count}: give more, "
             "or allow more false alarms"
         )
 
 
-def names_of(score: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of scores, given as one, as several, or joined by + or commas."""
-    given = score.replace("+", ",").split(",") if isinstance(score, str) else list(score)
-    names = tuple(scores.SCORES[name.strip()].__name__ for name in given)
+def score_names(score: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of scores given as one, as several, or joined by + or commas.
+
+    Raises:
+        DissensusError: If one is unknown or given twice, or there is none.
+    """
+    given = score.replace("+", ",").split(",") if isinstance(score, str) else score
+    names = tuple(name.strip() for name in given)
+    scores.SCORES.check(*names)
     if len(set(names)) < len(names):
         raise DissensusError(f"scores to combine must differ; got {', '.join(names)}: name each once")
     if not names:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dissensus.detection.detector import Detector
+from dissensus.detection.pretrained import HubDocument
 from dissensus.evaluation import records, tables
 from dissensus.training.run import Run
 
@@ -39,7 +40,7 @@ for verdict in detector.predict(features):  # (N, {width}) float32
 """
 
 
-def text(detector: Detector, run: Run, config: Mapping[str, Any], *, title: str) -> str:
+def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> str:
     """The card as Markdown with the hub's header; every number in it is the run's own."""
     images = detector.about is not None
     width = (detector.ensemble.about or {}).get("features", "D")
@@ -48,7 +49,7 @@ def text(detector: Detector, run: Run, config: Mapping[str, Any], *, title: str)
         f"# {title}\n",
         f"An ensemble of {len(detector.ensemble)} members{_trunk(detector)} that names one of "
         f"{len(detector.classes)} classes and says whether {'an image' if images else 'a sample'} is out of "
-        f"distribution. Made by dissensus {config['version']}.\n",
+        f"distribution. Made by dissensus {config.version}.\n",
         "## Use\n",
         (IMAGES if images else FEATURES).format(title=title, width=width),
         "## Classes\n",
@@ -58,7 +59,7 @@ def text(detector: Detector, run: Run, config: Mapping[str, Any], *, title: str)
         "## Measured\n",
         _measured(run) + "\n",
         "## Training\n",
-        _table(("setting", "value"), [(key, _plain(value)) for key, value in config["training"].items()]),
+        _table(("setting", "value"), [(key, _plain(value)) for key, value in config.training.items()]),
     ]
     return "\n".join(parts)
 

@@ -1,0 +1,99 @@
+"""Thresholds on disk: what is written is read, and whatever else stands there is one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dissensus._core.errors import RunError
+from dissensus.detection.detector import Detector
+from dissensus.detection.threshold import Identity, Threshold
+from dissensus.training._fit import fit
+from tests.commands import refuse
+from tests.conftest import blobs, linear
+from tests.damage import damages
+
+IDENTITY = Identity(ensemble="a", backbone=None)
+
+
+def calibrated(by_class: bool = False) -> Threshold:
+    values = {"pds": torch.arange(100.0), "bma": torch.arange(100.0) ** 2}
+    labels = torch.arange(100) % 2 if by_class else None
+    return Threshold.calibrate(["pds", "bma"], values, labels, ["cat", "dog"], 0.1)
+
+
+def test_it_tells_its_rule():
+    assert repr(calibrated()) == "Threshold(out if pds+bma > 4.28; 10% false alarms, n = 50)"
+    by_class = Threshold.calibrate(["pds"], {"pds": torch.arange(100.0)}, torch.arange(100) % 2, ["cat", "dog"], 0.05)
+    assert repr(by_class) == "Threshold(out if pds > 96 to 97 by predicted class; 5% false alarms, n = 100)"
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    for by_class in (False, True):
+        threshold = calibrated(by_class)
+        threshold.save(tmp_path, IDENTITY)
+        again = Threshold.load(tmp_path, IDENTITY)
+        assert (again.scores, again.false_alarms) == (threshold.scores, threshold.false_alarms)
+        for name in ("references", "calibrated"):
+            one, other = getattr(threshold, name), getattr(again, name)
+            one, other = (one, other) if name == "references" else (one.values, other.values)
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert Threshold.load(tmp_path / "elsewhere", IDENTITY) is None
+
+
+def test_every_damage_of_the_document_is_one_line(tmp_path):
+    calibrated().save(tmp_path, IDENTITY)
+    path = tmp_path / "detector.json"
+    document = json.loads(path.read_text())
+    for field, kind, text in damages(document):
+        path.write_text(text)
+        with pytest.raises(RunError) as caught:
+            Threshold.load(tmp_path, IDENTITY)
+        message = str(caught.value)
+        assert "\n" not in message, (field, kind)
+        assert str(tmp_path) in message
+        assert message.endswith(f"calibrate again: dissensus calibrate {tmp_path} --id SAMPLES"), (field, kind)
+        assert len(message) < 400 + 3 * len(str(tmp_path))
+        assert kind != "removed" or f"{field}: field required" in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.pop("calibration.0"),
+        lambda tensors: tensors.pop("reference.1"),
+        lambda tensors: tensors.update({"calibration.0": torch.zeros(50, 2)}),
+        lambda tensors: tensors.update({"calibration.0": torch.zeros(50, dtype=torch.long)}),
+        lambda tensors: tensors.update({"reference.0": torch.full((50,), torch.nan)}),
+        lambda tensors: tensors.update({"calibration.0": torch.zeros(3)}),
+    ],
+    ids=["no scores", "no reference", "matrix", "integers", "nan", "too few"],
+)
+def test_every_damage_of_the_tensors_is_one_line(tmp_path, change):
+    from dissensus._core import tensors
+
+    calibrated().save(tmp_path, IDENTITY)
+    values = tensors.read(tmp_path / "detector.safetensors", remedy="")
+    change(values)
+    tensors.write(tmp_path / "detector.safetensors", values)
+    with pytest.raises(RunError, match=r"detector\.safetensors.*calibrate again") as caught:
+        Threshold.load(tmp_path, IDENTITY)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_refuses_a_damaged_calibration(tmp_path, capsys):
+    run = tmp_path / "run"
+    fit(linear(), blobs(), "deep-ensemble", epochs=1, out=run, progress=False)
+    Detector.load(run).calibrate(blobs(400, seed=7)).save(run)
+    blobs(9).save(tmp_path / "features")
+    path = run / "detector.json"
+    document = json.loads(path.read_text())
+    for field, kind, text in damages(document):
+        path.write_text(text)
+        told = refuse(capsys, "predict", run, tmp_path / "features")
+        assert "calibrate again" in told, (field, kind)
+    path.write_text(json.dumps(document))
+    (run / "detector.safetensors").write_bytes(b"\xff" * 100)
+    assert "detector.safetensors is damaged" in refuse(capsys, "predict", run, tmp_path / "features")
