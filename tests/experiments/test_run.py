@@ -65,8 +65,9 @@ def test_check_says_what_is_there(photos, capsys):
     lines = [line.split() for line in out.splitlines()[2:]]
     assert lines == [
         ["set", "role", "where", "images", "classes"],
-        ["train", "train", "train", "24", "3", "there"],
+        ["train", "train", "train", "18", "3", "there"],
         ["id", "id", "val", "12", "3", "there"],
+        ["held-out", "held-out", "train", "6", "3", "there"],
         ["blue", "shift", "shift/blue", "6", "3", "there"],
         ["junk", "ood", "ood/junk", "5", "-", "there"],
     ]
@@ -147,6 +148,22 @@ def test_run_does_the_whole_job_and_a_second_call_repeats_nothing(photos, tmp_pa
     assert "holds another run (diversity is 0.5 there, 0.3 here); choose another --out" in line
 
 
+def test_one_folder_of_class_folders_is_enough(tmp_path, capsys):
+    classes(tmp_path / "photos", count=40)
+    flags = [*QUICK, "--methods", "deep-ensemble"]
+    code, out, err = run(capsys, "run", "--root", tmp_path / "photos", "--out", tmp_path / "run", *flags)
+    assert code == 0
+    assert "deep-ensemble" in out
+    lines = [line for line in err.splitlines() if "sets aside" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("(train 72, id 24, held-out 24)")
+    assert Detector.load(tmp_path / "run" / "deep-ensemble").threshold is not None, "calibrated on what was set aside"
+    classes(tmp_path / "few", count=5)
+    code, _, err = run(capsys, "run", "--root", tmp_path / "few", "--out", tmp_path / "run-few", *flags)
+    assert code == 0
+    assert "no detector was calibrated; 5% false alarms need 19 held-out samples, there are 3: dissensus calib" in err
+
+
 def refuse_quietly(capsys, *arguments: object) -> str:
     """Run what is refused after some work was told of; its last line."""
     code, out, err = run(capsys, *arguments)
@@ -205,7 +222,7 @@ def test_run_with_two_layers_pretrained_and_augmented(photos, tmp_path, capsys):
     assert chosen["tail"] == {"name": "mlp", "features": 64, "classes": 3, "hidden": 192, "gamma": None}
     folder = tmp_path / "run" / "features" / "folders" / "test_vit-32px-2layers"
     index = json.loads((folder / "train-2passes" / "index.json").read_text())
-    assert (index["count"], index["provenance"]["passes"]) == (48, 2)
+    assert (index["count"], index["provenance"]["passes"]) == (36, 2)
     assert (folder / "id").is_dir()
 
 
@@ -229,6 +246,7 @@ def test_what_the_suite_says_of_training_counts_unless_given(photos, tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "run needs images; got neither --root DIR, a folder of class folders, nor --suite NAME"),
         (["--suite", "folders"], "suite 'folders' is of images: say where they are, with --root DIR"),
         (["--suite", "folders", "--root", "{photos}/nowhere"], "--root must be a folder"),
         (["--suite", "folders", "--root", "{photos}/val/cat/0.png"], "--root must be a folder"),

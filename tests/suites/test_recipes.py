@@ -102,8 +102,8 @@ def test_imagenet(imagenet):
         "val": "id", "IN-A": "shift", "IN-R": "shift", **dict.fromkeys(stored, "shift"), "iNaturalist": "ood",
         "OpenImages-O": "ood",
     }  # fmt: skip
-    assert suite.families["C-snow-5"] == "C-5"
-    assert suite.families["val"] == "val"
+    assert found["C-snow-5"].family == "C-5"
+    assert found["val"].family == ""
     # labels are those of training, the subset those of the list that are trained on
     assert found["IN-A"].subset == (2, 3)
     assert found["IN-A"].features.labels.tolist() == [2, 2, 2, 3, 3, 3]
@@ -291,12 +291,54 @@ def test_folders_by_their_names(tmp_path):
     assert suites.training("folders") == {}
 
 
-def test_folders_without_val_part_the_training_set(tmp_path):
-    classes(tmp_path / "train", count=10)
+BOTH_LACK = "no held-out/ and no id/, so it sets aside a fifth of each class to calibrate on and a fifth to test on ("
+
+
+@pytest.mark.parametrize(
+    ("layout", "folders", "sizes", "note"),
+    [
+        (".", [], (18, 6, 6), BOTH_LACK),
+        ("train", [], (18, 6, 6), BOTH_LACK),
+        ("train", ["id"], (24, 3, 6), "no held-out/, so it sets aside a fifth of each class to calibrate on ("),
+        ("train", ["held-out"], (24, 6, 3), "no id/, so it sets aside a fifth of each class to test on ("),
+        ("train", ["test", "held-out"], (30, 3, 3), None),
+    ],
+)
+def test_what_folders_lack_is_set_aside_from_the_training_images(tmp_path, layout, folders, sizes, note):
+    classes(tmp_path / layout, ("cat", "big dog", "eel"), count=10)
+    for folder in folders:
+        classes(tmp_path / folder, ("cat", "big dog", "eel"), count=1)
+    told: list[str] = []
+    suite = load("folders", tmp_path, told)
+    assert (len(suite.train), len(by_name(suite)["id"].features), len(suite.held_out)) == sizes
+    assert suite.train.classes == ("big dog", "cat", "eel")
+    assert suite.train.class_counts.unique().numel() == 1, "each class in proportion"
+    assert len(told) == (note is not None)
+    assert note is None or (note in told[0] and f"(train {sizes[0]}, id {sizes[1]}, held-out {sizes[2]})" in told[0])
     made, _ = places.sources(suites.recipe("folders", tmp_path), tmp_path)
-    train, inside = made[0].images, made[1].images
-    assert (len(train), len(inside)) == (24, 6)
-    assert not names_of(train) & names_of(inside)
+    parts = [names_of(source.images) for source in made if source.seeded]
+    assert sum(map(len, parts)) == len(set().union(*parts)), "no image is in two sets"
+    again, _ = places.sources(suites.recipe("folders", tmp_path), tmp_path)
+    assert [source.images.names for source in made] == [source.images.names for source in again]
+
+
+def test_folders_too_small_to_hold_any_out(tmp_path):
+    classes(tmp_path, count=3)
+    told: list[str] = []
+    suite = load("folders", tmp_path, told)
+    assert (len(suite.train), len(by_name(suite)["id"].features), suite.held_out) == (6, 3, None)
+    assert "too few images per class to take 60% to 80% of them: add images, or a folder held-out/" in told[1]
+    shutil.rmtree(tmp_path / "cat")
+    classes(tmp_path / "two", count=2)
+    with refused("needs its id set, .*; missing: .*two has too few images per class to take 80% to 100% of them: add"):
+        load("folders", tmp_path / "two")
+
+
+def test_features_are_not_kept_among_the_images(tmp_path):
+    classes(tmp_path, count=5)
+    with refused("features must be kept outside of the images; .*runs is inside .*: choose another --out"):
+        load("folders", tmp_path, features=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_two_sets_of_one_name_are_refused(tmp_path):
@@ -316,7 +358,7 @@ def test_two_sets_of_one_name_are_refused(tmp_path):
         (lambda r: (shutil.rmtree(r / "val"), images(r / "val")), "role id need labels, such as class folders"),
         (lambda r: (shutil.rmtree(r / "train"), images(r / "train")), "role train need labels"),
         (lambda r: (shutil.rmtree(r / "train"), (r / "train").mkdir()), "'train' .*train holds none: check the path"),
-        (lambda r: shutil.rmtree(r / "train"), "needs its train set, train under .*; missing: put it there"),
+        (lambda r: shutil.rmtree(r / "train"), "its train set, train under .*; missing: move the .* or rename val"),
         (lambda r: (r / "ood" / "empty").mkdir(parents=True), "'empty' .* cannot be used: .*holds none"),
         (lambda r: (r / "val" / "fox").mkdir(), "'id' .*every class folder holds images; .*val/fox holds none"),
         (lambda r: image(r / "val" / "stray.png"), "images lie in class folders or all at the top; .*val has both"),
@@ -530,6 +572,7 @@ def test_the_extra_for_corruptions_is_missed_before_any_work(tiny, monkeypatch, 
 def small(tmp_path):
     classes(tmp_path / "data" / "train", count=2)
     classes(tmp_path / "data" / "val", count=1)
+    classes(tmp_path / "data" / "held-out", count=1)
     return tmp_path / "data"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli.parser import Arguments, share
 
-EXAMPLE = "dissensus run --suite pacs --root data --methods deep-ensemble sed-a2d --out runs/pacs"
+EXAMPLE = "dissensus run --root photos --methods deep-ensemble sed-a2d --out runs/photos"
 PLAIN: Arguments = {
     "--methods": {
         "nargs": "+",
@@ -21,8 +21,8 @@ PLAIN: Arguments = {
 
 
 def run(
-    suite: str,
     out: str,
+    suite: str | None = None,
     root: str | None = None,
     methods: list[str] | None = None,
     members: int = 5,
@@ -58,9 +58,9 @@ def run(
     Killed or stopped, the same command goes on. How long and how fast to train is the suite's to say, unless given.
 
     Args:
-        suite: dissensus list suites; or your own YAML file.
-        out: folder for results.csv, report.html and one run folder a method.
-        root: the folder that holds the images, for suites of images.
+        out: folder for results.csv, report.html and one run folder per method.
+        suite: dissensus list suites; or your own YAML file; by default folders, the images under --root.
+        root: the folder that holds the images, such as one of class folders; embedded suites have none.
         methods: what to train; all is all of them.
         members: of every ensemble.
         backbone: by default the suite's, lite0.
@@ -95,8 +95,11 @@ def run(
     from dissensus.experiments import pipeline
     from dissensus.training import methods as known
 
-    if not out or not suite or root == "":
+    if not out or suite == "" or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
+    if suite is None and root is None:
+        raise DissensusError("run needs images; got neither --root DIR, a folder of class folders, nor --suite NAME")
+    suite = suite or "folders"
     everything = "all" in (methods or [])
     names = list(dict.fromkeys(known.METHODS if everything else methods or []))
     taken = suites.takes(suite)

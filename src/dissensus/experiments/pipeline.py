@@ -90,6 +90,12 @@ def run_methods(
             records.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, predictions)
             _calibrate(run.folder, suite.held_out)
         frames.append(frame)
+    if suite.held_out is not None and len(suite.held_out) < (enough := conformal.needed(FALSE_ALARMS)):
+        say(
+            f"{suite.name}: no detector was calibrated; {FALSE_ALARMS:.0%} false alarms need {enough} held-out "
+            f"samples, there are {len(suite.held_out)}: dissensus calibrate RUN --id SAMPLES",
+            fabric,
+        )
     return pd.concat(frames, ignore_index=True)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dissensus import backbones
+from dissensus._core.errors import DissensusError
 from dissensus.backbones import Backbone
 from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
@@ -56,11 +57,6 @@ def from_recipe(
         options: for `extract`: augment, engine, workers, batch_size, max_bad, ...
     """
     images, found = places.sources(recipe, Path(root), seed=seed)
-    for f in found:
-        if f.state == "missing":
-            tell(f"{recipe.name} goes on without {f.name} ({f.role}): missing: {f.text}")
-        elif f.text:
-            tell(f"{recipe.name}: {f.name} ({f.role}): {f.text}")
     if not isinstance(backbone, Backbone):
         # a recipe's size and crop are meant for its own backbone or one like it: any backbone takes them
         backbone = backbones.create(
@@ -71,7 +67,27 @@ def from_recipe(
             crop=recipe.crop if crop is None else crop,
         )
     where = None if features is None else Path(features)
+    if where is not None:
+        _check_outside(where, [Path(root, f.place) for f in found])
+    if recipe.note:
+        counts = ", ".join(f"{f.name} {f.images:,}" for f in found if f.role in ("train", "id", "held-out"))
+        tell(f"{recipe.name}: {recipe.note} ({counts})")
+    for f in found:
+        if f.state == "missing":
+            tell(f"{recipe.name} goes on without {f.name} ({f.role}): missing: {f.text}")
+        elif f.text:
+            tell(f"{recipe.name}: {f.name} ({f.role}): {f.text}")
     return gather(recipe.name, recipe.summary, images, backbone, where, seed=seed, **options)
+
+
+def _check_outside(features: Path, places: Sequence[Path]) -> None:
+    """Raise if the features would be written among the images, where they would look like another class."""
+    for place in places:
+        if features.resolve().is_relative_to(place.resolve()):
+            raise DissensusError(
+                f"features must be kept outside of the images; {features} is inside {place}: choose another --out, "
+                "or --features (in Python features=)"
+            )
 
 
 def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike | None, **options: Any) -> Suite:

@@ -152,13 +152,18 @@ class _Shelf:
             self._listed[key] = images
         images = self._listed[key]
         if s.part is not None:
-            images = images.part(*s.part, self.seed)
+            try:
+                images = images.part(*s.part, self.seed)
+            except DataError as error:
+                low, high = (f"{share:.0%}" for share in s.part)
+                raise _MissingError(f"{place} has too few images per class to take {low} to {high} of them") from error
         return images if s.shrink is None else images.shrunk(s.shrink)
 
     def _train(self, images: ImageSet, place: Path) -> None:
         if len(images.classes) < 2:
             raise DataError(
-                f"training needs at least two classes; {place} has {some(images.classes)}: add a folder for another"
+                f"training needs at least two classes; {place} has {some(images.classes)}: add a folder for another, "
+                "or name the folder that holds the class folders"
             )
         self.classes = images.classes
 

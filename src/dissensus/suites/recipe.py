@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from dissensus.images import corruptions
 ONCE = ("train", "id", "held-out", "disagreement")  # roles of one set at most
 ROLES = (*ONCE, "shift", "ood", "groups")
 UNLABELLED = ("ood", "disagreement")  # roles whose labels, if any, are not looked at
+FOLDER_NAMES = ("train", "id", "val", "test", "held-out", "disagreement", "shift", "ood")  # what `folders` looks for
+USES = {"held-out": "to calibrate on", "id": "to test on"}  # of the sets that `folders` can take from the training set
 
 
 @dataclass(frozen=True)
@@ -90,18 +93,28 @@ class Recipe:
     crop: float | None = None
     layers: int = 1
     training: Mapping[str, Any] = field(default_factory=dict)  # what fit() takes, for this suite to be trained well
+    note: str = ""  # reported when the suite is loaded
 
 
 def from_folders(root: Path) -> Recipe:
-    """The sets that a folder's own folders name: train, id (or val, test), held-out, disagreement, shift/*, ood/*."""
+    """Return the recipe of a folder: of class folders, or of folders named train, id, held-out, shift and so on.
+
+    Each of the sets `id` and `held-out` that has no folder takes a fifth of each class of the training images.
+    """
     if not root.is_dir():
         raise DissensusError(f"--root must be a folder; {root} is none: check the path")
-    inside = next((name for name in ("id", "val", "test") if (root / name).exists()), None)
-    sets = [
-        SetRecipe("train", "train", ("train",), part=None if inside else (0, 0.8)),
-        SetRecipe("id", "id", (inside or "train",), part=None if inside else (0.8, 1)),
-    ]
-    sets += [SetRecipe(role, role, (role,)) for role in ("held-out", "disagreement") if (root / role).exists()]
+    names = [name for name in FOLDER_NAMES if (root / name).exists()]
+    place = "train" if names else "."
+    tests = [name for name in ("id", "val", "test") if name in names]
+    split = ["held-out"] * ("held-out" not in names) + ["id"] * (not tests)
+    cuts = [round(1 - 0.2 * (len(split) - i), 1) for i in range(len(split) + 1)]
+    parts = dict(zip(split, pairwise(cuts), strict=True))
+    get = f"move the class folders into train/, or rename {names[0]}" if names else "add class folders"
+    sets = [SetRecipe("train", "train", (place,), part=(0, cuts[0]) if split else None, get=get)]
+    for role, own in (("id", tests[:1]), ("held-out", ["held-out"])):
+        where = place if role in split else own[0]
+        sets.append(SetRecipe(role, role, (where,), part=parts.get(role), get=f"add images, or a folder {role}/"))
+    sets += [SetRecipe("disagreement", "disagreement", ("disagreement",))] * ("disagreement" in names)
     for role in ("shift", "ood"):
         places = sorted((root / role).iterdir()) if (root / role).is_dir() else []
         sets += [
@@ -109,7 +122,10 @@ def from_folders(root: Path) -> Recipe:
             for path in places
             if not path.name.startswith(".")
         ]
-    recipe = Recipe("folders", "Your own images, by the names of their folders.", tuple(sets))
+    lacking = " and ".join(f"no {name}/" for name in split)
+    uses = " and ".join(f"a fifth {'' if i else 'of each class '}{USES[name]}" for i, name in enumerate(split))
+    note = f"there is {lacking}, so it sets aside {uses}" if split else ""
+    recipe = Recipe("folders", "Your own images, by the names of their folders.", tuple(sets), note=note)
     check(recipe, str(root))
     return recipe
 
