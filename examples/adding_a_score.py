@@ -3,8 +3,7 @@
 # %% A function of the members' logits (M, B, C) that gives a number for each sample, higher = more OOD.
 from torch import Tensor
 
-from dissensus import Detector, Ensemble, fit, suites
-from dissensus.evaluation._evaluate import evaluate
+from dissensus import Detector, Ensemble, evaluate, fit, suites
 from dissensus.functional import scores
 from dissensus.models import tails
 

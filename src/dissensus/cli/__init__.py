@@ -37,7 +37,7 @@ VERBS = {
     "run": Verb(run.run, run.EXAMPLE, run.PLAIN),
     "extract": Verb(extract.extract, extract.EXAMPLE, extract.PLAIN),
     "train": Verb(train.train, train.EXAMPLE, train.PLAIN),
-    "evaluate": Verb(evaluate.evaluate, evaluate.EXAMPLE, evaluate.PLAIN),
+    "evaluate": Verb(evaluate.evaluate_runs, evaluate.EXAMPLE, evaluate.PLAIN),
     "calibrate": Verb(calibrate.calibrate, calibrate.EXAMPLE, calibrate.PLAIN),
     "predict": Verb(predict.predict, predict.EXAMPLE, predict.PLAIN),
     "export": Verb(export.export, export.EXAMPLE, export.PLAIN),

@@ -18,7 +18,7 @@ PLAIN: Arguments = {
 Format = Literal["table", "csv", "json", "md", "tex"]
 
 
-def evaluate(
+def evaluate_runs(
     runs: list[str],
     suite: str | None = None,
     root: str | None = None,
