@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dissensus.detection.detector import Detector
     from dissensus.detection.image_ensemble import ImageEnsemble
     from dissensus.estimators.classifier import DissensusClassifier
-    from dissensus.evaluation import tables
     from dissensus.evaluation._evaluate import evaluate
+    from dissensus.evaluation.results import Results
     from dissensus.evaluation.suite import Suite, SuiteSet
     from dissensus.features import FeatureSet, FeatureWriter
     from dissensus.functional import aggregates, losses, metrics, scores
@@ -39,6 +39,7 @@ __all__ = [
     "FeatureWriter",
     "ImageEnsemble",
     "ImageSet",
+    "Results",
     "Suite",
     "SuiteSet",
     "__version__",
@@ -50,7 +51,6 @@ __all__ = [
     "metrics",
     "scores",
     "suites",
-    "tables",
     "tails",
 ]
 
@@ -62,7 +62,6 @@ _MODULES = {
     "metrics": "functional.metrics",
     "scores": "functional.scores",
     "suites": "suites",
-    "tables": "evaluation.tables",
     "tails": "models.tails",
 }
 _HOMES = {
@@ -76,6 +75,7 @@ _HOMES = {
     "FeatureWriter": "features",
     "ImageEnsemble": "detection.image_ensemble",
     "ImageSet": "images",
+    "Results": "evaluation.results",
     "Suite": "evaluation.suite",
     "SuiteSet": "evaluation.suite",
     "evaluate": "evaluation._evaluate",

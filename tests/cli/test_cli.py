@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -33,11 +34,29 @@ def test_train_prints_the_run_folder_and_evaluate_a_table(trained, capsys):
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "md", "tex"])
-def test_evaluate_prints_every_number_in_other_formats(kind, trained, capsys):
+def test_evaluate_prints_the_same_table_in_other_formats(kind, trained, capsys):
     code, out, _ = run(capsys, "evaluate", trained, "--suite", "digits", "--format", kind)
     assert code == 0
-    starts = {"csv": "method,members,active", "json": "[", "md": "| method", "tex": r"\begin{tabular}"}
+    starts = {"csv": "method,accuracy id", "json": "[", "md": "| method", "tex": r"\begin{tabular}"}
     assert out.startswith(starts[kind])
+    assert "AUROC pds" in out
+    assert out.count("sed-a2d") == 1
+
+
+def test_evaluate_compares_any_runs_by_folder_where_nothing_else_differs(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    command = ["--suite", "digits", "--no-progress", "--no-keep", "--format", "md"]
+    _, out, _ = run(capsys, "evaluate", trained, copy, trained, *command)
+    rows = [line.split("|")[1].strip() for line in out.splitlines()[2:]]
+    assert rows == [f"sed-a2d ({trained})", f"sed-a2d ({copy})"]
+    assert main(["train", "digits", "--out", str(tmp_path / "seed"), "--seed", "1", *QUICK]) == 0
+    assert main(["train", "digits", "--out", str(tmp_path / "lr"), "--lr", "0.01", *QUICK]) == 0
+    capsys.readouterr()
+    _, out, _ = run(capsys, "evaluate", trained, tmp_path / "seed", tmp_path / "lr", *command)
+    rows = [line.split("|")[1].strip() for line in out.splitlines()[2:]]
+    assert len(rows) == 2
+    assert all(row.startswith("sed-a2d lr=") for row in rows)
+    assert " ± " in out.splitlines()[2]
 
 
 def test_evaluate_on_named_feature_sets_and_to_a_file(trained, tmp_path, capsys):
@@ -130,7 +149,6 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "must end in .csv" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--out", tmp_path / "x.doc")
     assert "features of width 1280" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
     assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
-    assert "must differ in method, members" in refuse(capsys, "evaluate", trained, trained, "--suite", "digits")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
     assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")

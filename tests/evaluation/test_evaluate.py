@@ -1,53 +1,20 @@
-"""evaluate(): the frame's numbers against direct computation; tables and files made of it."""
+"""evaluate(): the frame's values against direct computation."""
 
 from __future__ import annotations
-
-import json
 
 import pandas as pd
 import pytest
 import torch
 
-from dissensus import report
-from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
-from dissensus.evaluation import predictions, soups, tables
+from dissensus._core.errors import DataError, UnknownNameError
+from dissensus.evaluation import predictions, soups
 from dissensus.evaluation._evaluate import COLUMNS, evaluate
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.functional import metrics, scores
 from dissensus.functional.metrics import detection
-from dissensus.training._fit import fit
-from tests.conftest import blobs, linear
-
-
-@pytest.fixture(scope="module")
-def ensemble():
-    return fit(linear(), blobs(), "sed-a2d", epochs=10, lr=0.05, batch_size=32, progress=False)
-
-
-@pytest.fixture(scope="module")
-def sets():
-    away = FeatureSet.from_arrays(4 * torch.randn(60, 6, generator=torch.Generator().manual_seed(3)))
-    noisy = blobs(seed=1, noise=2.0)
-    grouped = FeatureSet.from_arrays(noisy.rows(slice(None)), noisy.labels, groups=torch.arange(120) % 2)
-    return [
-        SuiteSet("id", "id", blobs(seed=2)),
-        SuiteSet("noisy-1", "shift", blobs(seed=1, noise=1.5), family="noisy"),
-        SuiteSet("noisy-5", "shift", noisy, family="noisy"),
-        SuiteSet("away", "ood", away),
-        SuiteSet("halves", "groups", grouped),
-    ]
-
-
-@pytest.fixture(scope="module")
-def frame(ensemble, sets):
-    about = {"method": "sed-a2d", "active": 2, "diversity": 0.5, "seed": 0}
-    return evaluate(ensemble, sets, about=about, held_out=blobs(seed=4), progress=False)
-
-
-def value(frame: pd.DataFrame, **where: str) -> float:
-    (found,) = frame[(frame[list(where)] == list(where.values())).all(axis=1)]["value"]
-    return float(found)
+from tests.conftest import blobs
+from tests.evaluation.conftest import value
 
 
 def test_the_frame_is_tidy(frame):
@@ -179,61 +146,3 @@ def test_misuse(ensemble, sets):
     assert not ensemble.training
     with pytest.raises(UnknownNameError, match="did you mean 'pds'"):
         evaluate(ensemble, sets, score_names=["pdss"])
-
-
-def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(frame, sets):
-    table = tables.summary(frame)
-    groups = [column[0] for column in table.columns]
-    assert list(table.columns)[:2] == [("accuracy", "id"), ("members", "id")]
-    assert groups.index("members") < groups.index("AUROC pds")
-    mean = (value(frame, dataset="noisy-1", score="pds", metric="auroc")
-            + value(frame, dataset="noisy-5", score="pds", metric="auroc")) / 2  # fmt: skip
-    assert table[("AUROC pds", "noisy")].item() == pytest.approx(mean)
-    assert ("worst group", "halves") in table.columns
-    text = tables.as_text(table, width=500)
-    assert "sed-a2d" in text
-    assert f"{100 * table[('accuracy', 'id')].item():.1f}" in text
-    assert len({len(line) for line in text.splitlines()}) == 1, "columns must line up"
-    narrow = tables.as_text(table, width=80)
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert narrow.count("method") > 1
-
-
-def test_seeds_are_averaged_and_equal_methods_told_apart(frame):
-    other = frame.assign(seed=1, value=frame["value"] + 0.1)
-    table = tables.summary(pd.concat([frame, other]))
-    assert len(table) == 1
-    alone = tables.summary(frame)[("accuracy", "id")].item()
-    assert table[("accuracy", "id")].item() == pytest.approx(alone + 0.05)
-    both = tables.summary(pd.concat([frame, frame.assign(diversity=2.0)]))
-    assert tables.row_names(both) == ["sed-a2d diversity=0.5", "sed-a2d diversity=2.0"]
-
-
-def test_files_by_suffix(frame, tmp_path):
-    tables.write(frame, tmp_path / "r.csv")
-    back = tables.read(tmp_path / "r.csv")
-    pd.testing.assert_frame_equal(back, frame.reset_index(drop=True), check_dtype=False)
-    tables.write(frame, tmp_path / "r.json")
-    assert json.loads((tmp_path / "r.json").read_text())[0]["method"] == "sed-a2d"
-    tables.write(frame.head(3), tmp_path / "r.md")
-    assert (tmp_path / "r.md").read_text().startswith("| method")
-    tables.write(frame.head(3), tmp_path / "r.tex")
-    assert r"\begin{tabular}" in (tmp_path / "r.tex").read_text()
-    assert r"worst\_group" in tables.render(frame, ".tex")
-    with pytest.raises(DissensusError, match=r"written as \.csv"):
-        tables.write(frame, tmp_path / "r.xlsx")
-    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(RunError, match="not a table of results"):
-        tables.read(tmp_path / "foreign.csv")
-
-
-def test_the_page_is_self_contained_and_marks_the_best(frame, tmp_path):
-    better = frame.assign(method="<other>", value=frame["value"] + 0.01)
-    section = report.Section("mine", "a & b", pd.concat([frame, better]))
-    report.write([section], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "http" not in page.replace("http-equiv", "")
-    assert "<script" not in page
-    assert "&lt;other&gt;" in page
-    best = f"<strong>{100 * value(better, dataset='id', aggregate='prediction', metric='accuracy'):.1f}</strong>"
-    assert best in page

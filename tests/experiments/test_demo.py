@@ -1,11 +1,11 @@
-"""The demo, short: every method trains and is judged, files are there, a second call repeats nothing."""
+"""The demo, short: every method trains and is evaluated, files are there, a second call repeats nothing."""
 
 from __future__ import annotations
 
 import pytest
 
 from dissensus.cli import main
-from dissensus.evaluation import tables
+from dissensus.evaluation import results
 from dissensus.experiments import demo, pipeline
 from dissensus.training import methods
 
@@ -15,7 +15,7 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
     arguments = ["demo", "--out", str(tmp_path / "demo"), "--force-epochs", "3", "--no-progress"]
     assert main(arguments) == 0
     first = capsys.readouterr()
-    frame = tables.read(tmp_path / "demo" / "results.csv")
+    frame = results.read(tmp_path / "demo" / "results.csv")
     assert set(frame["method"]) == set(methods.METHODS)
     assert {name.split("/")[0] for name in frame["dataset"]} == {"digits", "dominoes"}
     for method in methods.METHODS:

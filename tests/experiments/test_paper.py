@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dissensus.evaluation.outcomes import Column, Outcome, Row, Table, Value
+from dissensus.evaluation.outcomes import Outcome
 from dissensus.evaluation.suite import Suite, SuiteSet
+from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
 from dissensus.experiments.studies import paper
 from dissensus.features import FeatureSet
@@ -44,8 +45,13 @@ class StandIn:
         return self.made
 
     def run(self, trials, suite=None):
-        blank = dict.fromkeys(("dataset", "metric", "aggregate", "score"), "")
-        rows = [{"trial": t.name, "run": str(self.out), "seed": 0, "value": 0.0, **blank} for t in trials]
+        blank = dict.fromkeys(("method", "metric", "aggregate", "score"), "")
+        rows = [
+            {"row": t.name, "run": str(self.out), "seed": 0, "value": 0.0, **blank}
+            | {"dataset": s.name, "family": s.family or s.name, "role": s.role}
+            for t in trials
+            for s in self.made.sets
+        ]
         return pd.DataFrame(rows)
 
 

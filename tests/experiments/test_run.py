@@ -21,7 +21,7 @@ from dissensus import suites
 from dissensus._core import extras
 from dissensus.backbones import engines
 from dissensus.detection.detector import Detector
-from dissensus.evaluation import tables
+from dissensus.evaluation import results
 from dissensus.features import FeatureSet
 from dissensus.training import step
 from tests.commands import refuse, run
@@ -133,7 +133,7 @@ def test_run_does_the_whole_job_and_a_second_call_repeats_nothing(photos, tmp_pa
     assert "AUROC pds" in out
     assert "junk" in out
     assert "folders 3/3: sed-a2d" in err
-    frame = tables.read(tmp_path / "run" / "results.csv")
+    frame = results.read(tmp_path / "run" / "results.csv")
     assert set(frame["method"]) == set(methods)
     assert set(frame["dataset"]) == {"id", "blue", "junk"}
     assert "<table" in (tmp_path / "run" / "report.html").read_text()
@@ -181,7 +181,7 @@ def test_all_methods_leave_out_what_the_data_do_not_allow(photos, tmp_path, caps
     # three classes: nobody is less sure than 1/3
     assert "folders goes on without two-stage: confidence must be above 1/3" in err
     left = ["single", "deep-ensemble", "diverse-hps", "sed-a2d", "sed-divdis"]
-    assert list(dict.fromkeys(tables.read(tmp_path / "run" / "results.csv")["method"])) == left
+    assert list(dict.fromkeys(results.read(tmp_path / "run" / "results.csv")["method"])) == left
     assert not (tmp_path / "run" / "two-stage").exists()
 
 
@@ -205,7 +205,7 @@ def test_waterbirds_has_worst_groups_and_a_set_to_disagree_on(tmp_path, capsys):
     )  # fmt: skip
     assert code == 0
     assert "worst group %" in out
-    frame = tables.read(tmp_path / "run" / "results.csv")
+    frame = results.read(tmp_path / "run" / "results.csv")
     worst = frame[(frame["metric"] == "worst_group") & (frame["role"] == "groups")]
     assert set(worst["method"]) == {"single", "a2d", "divdis"}
     assert settings(tmp_path / "run" / "a2d")["diversity"] == suites.training("waterbirds")["diversity"]
@@ -357,7 +357,7 @@ def test_the_example_of_the_document_runs(tmp_path, capsys, monkeypatch):
         "--methods", "single", "a2d",
     )  # fmt: skip
     assert code == 0, err
-    frame = tables.read(tmp_path / "run" / "results.csv")
+    frame = results.read(tmp_path / "run" / "results.csv")
     sets = set(frame["dataset"])
     assert {"spring", "autumn", "stones", "soil", "haze-fog-1", "haze-fog-5", "winter-snow-2"} <= sets
     assert "worst group %" in out
@@ -395,7 +395,7 @@ def real(tmp_path_factory):
 
 
 def accuracy(out: Path, dataset: str) -> float:
-    frame = tables.read(out / "results.csv")
+    frame = results.read(out / "results.csv")
     row = frame[(frame["dataset"] == dataset) & (frame["aggregate"] == "prediction") & (frame["metric"] == "accuracy")]
     return float(row["value"].item())
 

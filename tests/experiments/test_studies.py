@@ -11,8 +11,9 @@ import torch
 from dissensus import suites
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli import main
-from dissensus.evaluation.outcomes import Column, Curve, Example, Outcome, Row, Table, Value
+from dissensus.evaluation.outcomes import Curve, Example, Outcome
 from dissensus.evaluation.suite import Suite, SuiteSet
+from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet
@@ -131,7 +132,7 @@ def test_a_stopped_study_repeats_only_the_run_in_flight(tmp_path, monkeypatch):
     monkeypatch.setattr(Stepper, "__call__", original)
     steps = count_steps(monkeypatch)
     frame = lab(tmp_path).run(trials)
-    assert set(frame["trial"]) == {"M=2", "M=3", "M=4"}
+    assert set(frame["row"]) == {"M=2", "M=3", "M=4"}
     assert len(steps) == 2 * 8  # the second, which had no checkpoint yet, and the third
 
 
@@ -158,7 +159,7 @@ def test_sets_that_are_missing_are_named(tmp_path):
 
 
 def test_best_values_text_and_json():
-    columns = (Column("a", "x"), Column("a", "y", best="min", percent=True), Column("", "z", best=""))
+    columns = (Column("a", "x"), Column("a", "y", better="lower", percent=True), Column("", "z", better=""))
     rows = (
         Row(("one",), (Value(1.0), Value(0.5, 0.1, 3), None)),
         Row(("two",), (Value(2.0), Value(0.25, 0.0, 3), Value(7.0))),
@@ -172,7 +173,10 @@ def test_best_values_text_and_json():
     assert "| two | **2.000** | **25.0 ± 0.0** | 7.000 |" in table.markdown()
     curve = Curve("c", "x", "y", (1.0, 2.0), {"line": (Value(1.0), None)})
     example = Example("data:image/png;base64,", "cat", "dog", ("2 x dog",), 1.5, "id/7")
-    outcome = Outcome("s", "Table 0", "tiny", "all", (table,), (curve,), {"most": (example,)}, ("n",))
+    outcome = Outcome(
+        study="s", paper="Table 0", suite="tiny", summary="all", tables=(table,), curves=(curve,),
+        examples={"most": (example,)}, notes=("n",),
+    )  # fmt: skip
     assert "cat; ensemble dog; members 2 x dog" in outcome.text()
     assert "id/7: cat" in outcome.markdown()
 

@@ -406,8 +406,8 @@ def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
     folder = tmp_path / "run"
     fit(linear(), blobs(), "sed-a2d", epochs=2, out=folder, progress=False)
     hub.write(Detector.load(folder), Run.open(folder), tmp_path / "before")
-    assert "not judged" in (tmp_path / "before" / "README.md").read_text()
-    from dissensus.evaluation import records
+    assert "not evaluated" in (tmp_path / "before" / "README.md").read_text()
+    from dissensus.evaluation import saved
     from dissensus.evaluation._evaluate import measure, predict_sets
     from dissensus.evaluation.suite import SuiteSet
 
@@ -415,11 +415,11 @@ def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
     ensemble = Ensemble.load(folder / "ensemble")
     samples = predict_sets(ensemble, sets, classes=blobs().classes)
     frame = measure(sets, samples, Run.open(folder).about)
-    records.keep(folder, "my|suite", "", blobs().classes, sets, frame, samples)
+    saved.save(folder, frame, sets, samples, suite="my|suite", classes=blobs().classes)
     hub.write(Detector.load(folder), Run.open(folder), tmp_path / "after")
     text = (tmp_path / "after" / "README.md").read_text()
     rows = frame[(frame["metric"] == "accuracy") & (frame["aggregate"] == "prediction") & (frame["dataset"] == "id")]
-    assert f"| accuracy | id | {float(rows['value'].iloc[0]):.1%} |" in text
+    assert f"| accuracy % | id | {100 * float(rows['value'].iloc[0]):.1f} |" in text
     rows = frame[(frame["metric"] == "auroc") & (frame["score"] == "pds")]
     assert f"| AUROC pds | new\\_ones | {float(rows['value'].iloc[0]):.3f} |" in text
     assert "On the suite my\\|suite:" in text

@@ -21,10 +21,11 @@ from dissensus import cli, fit, report
 from dissensus._core.errors import DissensusError
 from dissensus.cli import report as verb
 from dissensus.cli.parser import Verb
-from dissensus.evaluation import records
+from dissensus.evaluation import saved
 from dissensus.evaluation._evaluate import measure, predict_sets
-from dissensus.evaluation.outcomes import Column, Curve, Example, Outcome, Row, Table, Value
+from dissensus.evaluation.outcomes import Curve, Example, Outcome
 from dissensus.evaluation.suite import SuiteSet
+from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.features import FeatureSet
 from dissensus.functional.classification import Classification
 from dissensus.functional.metrics import detection, threshold
@@ -81,7 +82,7 @@ def train_and_keep(folder: Path, method: str, seed: int = 0, suite: str = "blobs
     run, sets = Run.open(folder), suite_sets()
     predictions = predict_sets(ensemble, sets, held_out=blobs(30, seed=9), progress=False)
     frame = measure(sets, predictions, run.about)
-    records.keep(folder, suite, f"Clouds {EVIL}", CLASSES, sets, frame, predictions)
+    saved.save(folder, frame, sets, predictions, suite=suite, summary=f"Clouds {EVIL}", classes=CLASSES)
 
 
 def outcome(suite: str = "blobs") -> Outcome:
@@ -100,7 +101,10 @@ def outcome(suite: str = "blobs") -> Outcome:
     }
     curve = Curve("AUROC against lambda", "lambda", "AUROC", (0, 0.1, 5), lines)
     example = Example("", "cat", "dog", ("2 x dog", "1 x cat"), 1.8, "far/3")
-    return Outcome("diversity-weight", "Figure 4", suite, "A study.", (table,), (curve,), {"far: most": (example,)})
+    return Outcome(
+        study="diversity-weight", paper="Figure 4", suite=suite, summary="A study.", tables=(table,), curves=(curve,),
+        examples={"far: most": (example,)},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -320,10 +324,10 @@ def test_pictures_are_stored_once(page):
 
 
 def test_the_summary_holds_what_is_computed_directly(runs, page):
-    run = records.read(runs / "deep-ensemble")
-    inside, far = run.samples("id"), run.samples(f"far {EVIL}")
+    run = saved.load(runs / "deep-ensemble")
+    inside, far = run.predictions("id"), run.predictions(f"far {EVIL}")
     limit = np.sort(inside.scores["pds"].double().numpy())[int(np.ceil(0.95 * 150)) - 1]
-    noise = torch.cat([run.samples(name).scores["pds"] for name in ("noise-a", "noise-b")])
+    noise = torch.cat([run.predictions(name).scores["pds"] for name in ("noise-a", "noise-b")])
     expected = [
         float((inside.prediction == inside.labels).double().mean()),
         float((far.scores["pds"].double() > limit).double().mean()),
@@ -422,7 +426,7 @@ def test_the_gallery_opens_by_key_and_gives_the_focus_back(tab, page):
     assert tab.eval("document.activeElement.classList.contains('tile')")
     tab.eval("tile.click()")
     tab.eval("viewer.querySelector('.close').click()")
-    assert tab.eval("document.activeElement === tile")
+    assert tab.wait("document.activeElement === tile")  # with the close event, which comes later
     assert tab.problems == []
 
 
@@ -491,26 +495,26 @@ def test_the_verb_writes_the_page_and_exits_with_2_on_mistakes(runs, tmp_path, m
     assert "did you mean 'pds'" in capsys.readouterr().err
 
 
-def test_what_is_not_judged_is_refused_with_the_remedy(copied, tmp_path):
-    shutil.rmtree(copied / "judged")
+def test_what_is_not_evaluated_is_refused_with_the_remedy(copied, tmp_path):
+    shutil.rmtree(copied / "evaluation")
     out = str(tmp_path / "page.html")
-    refuse(copied, match="has not been judged yet: dissensus evaluate", out=out)
-    refuse(copied.parent, match="no run in .* has been judged yet.*dissensus evaluate", out=out)
+    refuse(copied, match="has not been evaluated yet: dissensus evaluate", out=out)
+    refuse(copied.parent, match="no run in .* has been evaluated yet.*dissensus evaluate", out=out)
     refuse(tmp_path / "nowhere", match="no folder at", out=out)
     (tmp_path / "empty").mkdir()
-    refuse(tmp_path / "empty", match="neither judged runs nor results of a study", out=out)
+    refuse(tmp_path / "empty", match="neither evaluated runs nor results of a study", out=out)
 
 
-def test_runs_of_a_folder_that_are_not_judged_are_left_out_and_named(runs, copied, tmp_path, capsys):
+def test_runs_of_a_folder_that_are_not_evaluated_are_left_out_and_named(runs, copied, tmp_path, capsys):
     shutil.copytree(runs / "single", copied.parent / "single")
-    shutil.rmtree(copied / "judged")
+    shutil.rmtree(copied / "evaluation")
     verb.report([str(copied.parent)], out=str(tmp_path / "page.html"))
-    assert f"left out, not judged: {copied}" in capsys.readouterr().err
-    assert "Left out, since not judged" in (tmp_path / "page.html").read_text()
+    assert f"left out, not evaluated: {copied}" in capsys.readouterr().err
+    assert "Left out, since not evaluated" in (tmp_path / "page.html").read_text()
 
 
 def test_runs_of_different_suites_are_refused(runs, copied, tmp_path):
-    path = copied / "judged" / "judged.json"
+    path = copied / "evaluation" / "evaluation.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"suite": "others"}))
     refuse(runs, copied, match="a page is about one suite.* is of blobs.* is of others", out=str(tmp_path / "p.html"))
     outcome("third").save(tmp_path / "third.json")
@@ -518,9 +522,13 @@ def test_runs_of_different_suites_are_refused(runs, copied, tmp_path):
 
 
 def test_runs_of_different_classes_are_refused(runs, copied, tmp_path):
-    path = copied / "judged" / "judged.json"
+    path = copied / "evaluation" / "evaluation.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["x", "y", "z"]}))
     refuse(runs, copied, match="the same classes", out=str(tmp_path / "p.html"))
+
+
+def document(folder: Path) -> Path:
+    return folder / "evaluation.json"
 
 
 @pytest.mark.parametrize(
@@ -530,14 +538,18 @@ def test_runs_of_different_classes_are_refused(runs, copied, tmp_path):
         lambda folder: (folder / "set-00.safetensors").unlink(),
         lambda folder: shutil.copy(folder / "set-03.safetensors", folder / "set-00.safetensors"),
         lambda folder: (folder / "results.csv").write_text("a,b\n1,2\n"),
-        lambda folder: (folder / "judged.json").write_text('{"format": "dissensus-judged-1", "suite": "blobs"}'),
-        lambda folder: (folder / "judged.json").write_text("{"),
-        lambda folder: (folder / "judged.json").write_text((folder / "judged.json").read_text().replace("votes", "v")),
+        lambda folder: document(folder).write_text('{"format": "dissensus-evaluation-1", "suite": "blobs"}'),
+        lambda folder: document(folder).write_text("{"),
+        lambda folder: document(folder).write_text("[" * 100_000),
+        lambda folder: document(folder).write_text(document(folder).read_text().replace("votes", "v")),
+        lambda folder: document(folder).write_text(
+            document(folder).read_text().replace('"role": "id"', '"role": "ood"')
+        ),
     ],
 )
 def test_a_damaged_run_is_refused(copied, tmp_path, damage):
-    damage(copied / "judged")
-    refuse(copied, match="damaged|not a table of results|not been judged", out=str(tmp_path / "page.html"))
+    damage(copied / "evaluation")
+    refuse(copied, match="damaged|not a table of results|not been evaluated", out=str(tmp_path / "page.html"))
     assert not (tmp_path / "page.html").exists()
 
 
@@ -557,7 +569,7 @@ def test_outputs_that_cannot_be_are_refused(runs, tmp_path):
 def test_a_score_that_was_not_kept_is_refused(copied, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    for path in (copied / "judged").glob("*.safetensors"):
+    for path in (copied / "evaluation").glob("*.safetensors"):
         save_file({k: v for k, v in load_file(path).items() if k != "score.bma"}, path)
     refuse(copied, match="score bma was not kept", out=str(tmp_path / "page.html"), score="bma")
     refuse(copied, match="unknown score", out=str(tmp_path / "page.html"), score="nothing")

@@ -26,7 +26,9 @@ from sklearn.datasets import load_digits, load_sample_images
 from dissensus import Detector, Ensemble, FeatureSet, ImageSet, backbones, fit
 from dissensus._core.errors import DataError
 from dissensus.cli import main
+from dissensus.evaluation.saved import Example
 from dissensus.features._extract import extract
+from dissensus.images.thumbnails import thumbnail
 from dissensus.models import tails
 from dissensus.serve import examples, results, shown
 from dissensus.serve.gauge import gauge
@@ -247,14 +249,14 @@ def test_examples_of_a_folder(place, tmp_path):
         examples.of_folder(str(tmp_path))
     with pytest.raises(DataError, match="there is none"):
         examples.of_folder(str(tmp_path / "nothing"))
-    assert examples.of_run(place / "run") == []  # never judged
+    assert examples.of_run(place / "run") == []  # never evaluated
 
 
-def test_judged_examples_are_as_small_as_they_were(scans):
-    from dissensus.evaluation.records import thumbnail
-
-    example = {"picture": thumbnail(scans.image(3)), "name": "3"}
-    made = examples._of_judged(example, "id")
+def test_saved_examples_are_as_small_as_they_were(scans):
+    example = Example(
+        picture=thumbnail(scans.image(3)), name="3", row=3, label=3, prediction=3, confidence=1.0, votes=(3,), pds=1.0
+    )
+    made = examples._of_evaluation(example, "id")
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(made.data))), np.asarray(scans.image(3)))
 
 

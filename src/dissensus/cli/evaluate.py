@@ -1,9 +1,9 @@
-"""dissensus evaluate: trained runs, judged."""
+"""dissensus evaluate: the metrics of trained runs, side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus.cli.parser import Arguments, say
@@ -15,7 +15,6 @@ PLAIN: Arguments = {
     "--ood": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "sets with other labels"},
     "--groups": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "labelled sets with groups"},
 }
-Format = Literal["table", "csv", "json", "md", "tex"]
 
 
 def evaluate_runs(
@@ -31,16 +30,19 @@ def evaluate_runs(
     score: str = "pds",
     aggregate: str = "prediction",
     protocol: Literal["mask", "vote"] = "mask",
-    format: Format = "table",
+    format: Literal["text", "md", "tex", "csv", "json"] = "text",
     out: str | None = None,
     keep: bool = True,
     progress: bool = True,
 ) -> None:
-    """Judge trained runs: accuracy in and out of distribution, OOD detection, diversity.
+    """Evaluate trained runs: accuracy in and out of distribution, OOD detection, diversity.
+
+    Runs that differ only in their seed share a row, with mean and deviation; other runs are told apart by the settings
+    that differ, and where none does, by their folders.
 
     Args:
         runs: run folders that train wrote.
-        suite: a suite of data sets to judge on: dissensus list suites; what is not extracted yet will be.
+        suite: a suite of data sets to evaluate on: dissensus list suites; what is not extracted yet will be.
         root: for a suite of images, the folder that holds them.
         features: where that suite's features are kept, such as OUT/features of dissensus run; by default the cache.
         id: instead of a suite, the in-distribution test features (a folder or .npz).
@@ -51,16 +53,16 @@ def evaluate_runs(
         score: the score whose AUROC the table shows: dissensus list scores.
         aggregate: the aggregate whose accuracy the table shows: dissensus list aggregates.
         protocol: for sets with a part of the classes: mask the logits first, or the authors' vote.
-        format: what to print: a summary table, or every number as csv, json, md or tex.
-        out: write every number to this file instead (.csv, .json, .md, .tex); the table is still printed.
-        keep: leave what was found in the run folder too, for dissensus report.
+        format: how to print the table: text, Markdown (md), LaTeX (tex), csv or json.
+        out: write every value, one per row, to this file too (.csv, .json, .md, .tex).
+        keep: save the predictions in the run folder too, for dissensus report.
         progress: show a progress bar when stderr is a terminal.
     """
     import pandas as pd
 
     from dissensus.cli import inputs
-    from dissensus.evaluation import records, tables
-    from dissensus.evaluation._evaluate import measure, predict_sets
+    from dissensus.evaluation import results, saved
+    from dissensus.evaluation._naming import name_runs
     from dissensus.evaluation.suite import Role
     from dissensus.functional import aggregates, scores
     from dissensus.models.ensemble import Ensemble
@@ -68,42 +70,30 @@ def evaluate_runs(
 
     scores.SCORES.check(score)
     chosen = aggregates.AGGREGATES[aggregate]
-    if out is not None and Path(out).suffix not in tables.SUFFIXES:
-        raise DissensusError(f"--out must end in {', '.join(tables.SUFFIXES)}; got {out}")
-    opened = [Run.open(run) for run in runs]
+    if out is not None and Path(out).suffix not in results.SUFFIXES:
+        raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
+    opened = [Run.open(run) for run in {Path(run).resolve(): run for run in runs}.values()]
     options = inputs.suite_options(opened, suite, root, features)
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
-    sets, kept = inputs.find_sets(suite, id, others, held_out, options)
-    if chosen.held_out and kept is None:
+    sets, held_out_set = inputs.find_sets(suite, id, others, held_out, options)
+    if chosen.held_out and held_out_set is None:
         raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
+    names = name_runs([run.settings for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
-    seen: dict[tuple[Any, ...], Run] = {}
-    for run in opened:
-        ensemble = Ensemble.load(run.ensemble_folder)
-        same = seen.setdefault((len(ensemble), *run.about.values()), run)
-        if same is not run:
-            raise DissensusError(
-                f"runs of one table must differ in method, members, active, diversity or seed; {same.folder} and "
-                f"{run.folder} do not: evaluate them one by one"
-            )
-        predictions = predict_sets(
-            ensemble,
+    for run, (row, _) in zip(opened, names, strict=True):
+        frame = saved.evaluate_run(
+            run,
+            Ensemble.load(run.ensemble_folder),
             sets,
-            classes=run.settings["classes"],
-            backbone=run.settings.get("backbone"),
-            held_out=kept,
+            suite=suite or "own sets",
+            held_out=held_out_set,
             protocol=protocol,
+            keep="predictions" if keep else "nothing",
             progress=progress,
         )
-        found = measure(sets, predictions, {"run": run.folder.name, **run.about})
-        if keep:
-            records.keep(run.folder, suite or "own sets", "", run.settings["classes"], sets, found, predictions)
-        frames.append(found)
+        frames.append(frame.assign(row=row, run=str(run.folder)))
     frame = pd.concat(frames, ignore_index=True)
     if out is not None:
-        tables.write(frame, Path(out))
-        say(f"wrote {len(frame)} numbers to {out}")
-    if format == "table":
-        print(tables.as_text(tables.summary(frame, score=score, aggregate=aggregate)), end="")
-    else:
-        print(tables.render(frame, f".{format}"), end="")
+        results.write(frame, Path(out))
+        say(f"wrote {len(frame)} values to {out}")
+    print(results.Results(frame).summary(score=score, aggregate=aggregate).render(format), end="")

@@ -1,4 +1,4 @@
-"""dissensus report: judged runs and studies as one page."""
+"""dissensus report: evaluated runs and studies as one page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN: Arguments = {
 
 
 def report(paths: list[str], out: str = "report.html", score: str = "pds") -> None:
-    """Make one page of judged runs and studies: what they are good for, tables, charts, examples, how to repeat them.
+    """Make one page of evaluated runs and studies: a summary, tables, charts, examples, how to repeat them.
 
     The page is one file without any need of a network; all runs must be of one suite.
 
@@ -37,7 +37,7 @@ def report(paths: list[str], out: str = "report.html", score: str = "pds") -> No
         raise DissensusError(f"--out must name a file; {out} is a folder: write {Path(out) / 'report.html'}")
     sources = pages.gather(paths)
     for folder in sources.left_out:
-        say(f"left out, not judged: {folder}")
+        say(f"left out, not evaluated: {folder}")
     pages.write_page(sources, Path(out), score=score)
     say(f"wrote {out}: {len(sources.runs)} runs, {len(sources.outcomes)} studies of {sources.suite}")
     print(out)

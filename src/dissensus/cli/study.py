@@ -36,7 +36,7 @@ def study(
     label_smoothing: float | None = None,
     diversity: float | None = None,
     confidence: float | None = None,
-    format: Literal["text", "md"] = "text",
+    format: Literal["text", "md", "tex"] = "text",
     progress: bool = True,
 ) -> None:
     """Run tables and figures of the paper on a suite; trained ensembles are kept and shared between studies.
@@ -63,7 +63,7 @@ def study(
         label_smoothing: share of the label that is spread over all classes; by default the suite's.
         diversity: the weight of disagreement where a study does not vary it; by default the suite's.
         confidence: two-stage disagrees where the first stage's confidence is below this; by default the suite's.
-        format: tables as text or Markdown.
+        format: how to print tables: text, Markdown (md) or LaTeX (tex).
         progress: show progress bars when stderr is a terminal.
     """
     import torch
@@ -120,5 +120,5 @@ def study(
         torch.set_num_threads(1 if bench.suite().train.width < 256 else threads)
         outcome = studies.run(name, bench)
         torch.set_num_threads(threads)
-        print(outcome.text() if format == "text" else outcome.markdown())
+        print({"text": outcome.text, "md": outcome.markdown, "tex": outcome.latex}[format]())
     say(f"results are in {folder}; look at them with: dissensus report {folder}")

@@ -1,133 +1,28 @@
-"""Outcomes: what a study found, as tables and curves with means and deviations over seeds; text, JSON and back."""
+"""Outcomes: what a study found, as tables, curves and examples; for a terminal and documents, and as JSON."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import shutil
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Literal
 
-import numpy as np
+from pydantic import ConfigDict
 
-from dissensus._core.files import read_json, write_json
+from dissensus._core import documents
+from dissensus._core.documents import Document, Part
+from dissensus.evaluation.tables import Column, Row, Table, Value
 
 FORMAT = "dissensus-study-1"
 
 
 @dataclass(frozen=True)
-class Value:
-    """A mean over seeds, the deviation between them, and how many there were."""
-
-    mean: float
-    deviation: float = 0.0
-    count: int = 1
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Value | None:
-        """The mean and sample deviation of what is there; None of nothing."""
-        found = np.asarray([v for v in values if not math.isnan(v)], dtype=float)
-        if not len(found):
-            return None
-        return cls(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table: its group, its name, and how its values are shown.
-
-    `best` is "max", "min", or "" where no value is better than another. `percent` shows a share in percent.
-    """
-
-    group: str
-    name: str
-    best: str = "max"
-    percent: bool = False
-    digits: int = 3
-
-    def text(self, value: Value | None) -> str:
-        """The value as a cell."""
-        if value is None:
-            return "-"
-        scale, digits = (100, 1) if self.percent else (1, self.digits)
-        mean = f"{scale * value.mean:.{digits}f}"
-        return mean if value.count < 2 else f"{mean} ± {scale * value.deviation:.{digits}f}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a table; `source` is "" for what was measured here and "paper" for the paper's own figures."""
-
-    names: tuple[str, ...]
-    cells: tuple[Value | None, ...]
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of values under columns; `heads` name the columns that hold the rows' names."""
-
-    title: str
-    heads: tuple[str, ...]
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    note: str = ""
-
-    def best(self) -> set[tuple[int, int]]:
-        """The places (row, column) of the best of each column, ties included, of what was measured here."""
-        found = set()
-        for j, column in enumerate(self.columns):
-            own = [(i, row.cells[j]) for i, row in enumerate(self.rows) if not row.source]
-            there = [(i, value.mean) for i, value in own if value is not None]
-            if not column.best or len(there) < 2:
-                continue
-            top = (max if column.best == "max" else min)(mean for _, mean in there)
-            found |= {(i, j) for i, mean in there if math.isclose(mean, top, abs_tol=1e-12)}
-        return found
-
-    def text(self) -> str:
-        """For a terminal; the best of a column has a star."""
-        best = self.best()
-        names = [" / ".join(dict.fromkeys(filter(None, (c.group, c.name)))) for c in self.columns]
-        lines = [[*self.heads, *names]]
-        for i, row in enumerate(self.rows):
-            cells = [c.text(v) + ("*" if (i, j) in best else "") for j, (c, v) in enumerate(self._pairs(row))]
-            name = [*row.names[:-1], row.names[-1] + (" (paper)" if row.source else "")]
-            lines.append([*name, *cells])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        count = len(self.heads)
-        shown = [
-            "  ".join(
-                cell.ljust(w) if i < count else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
-        shown.insert(1, "-" * max(map(len, shown)))
-        note = [self.note] if self.note else []
-        return "\n".join([self.title, "", *(line.rstrip() for line in shown), *note]) + "\n"
-
-    def markdown(self) -> str:
-        """For a document; the best of a column in bold."""
-        best = self.best()
-        heads = [*self.heads, *(" ".join(dict.fromkeys(filter(None, (c.group, c.name)))) for c in self.columns)]
-        lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(self.heads)}{'---:|' * len(self.columns)}"]
-        for i, row in enumerate(self.rows):
-            cells = []
-            for j, (column, value) in enumerate(self._pairs(row)):
-                text = column.text(value)
-                cells.append(f"**{text}**" if (i, j) in best else text)
-            name = [*row.names[:-1], row.names[-1] + (" (paper)" if row.source else "")]
-            lines.append(f"| {' | '.join([*name, *cells])} |")
-        return "\n".join(lines) + ("\n\n" + self.note if self.note else "") + "\n"
-
-    def _pairs(self, row: Row) -> list[tuple[Column, Value | None]]:
-        return list(zip(self.columns, row.cells, strict=True))
-
-
-@dataclass(frozen=True)
 class Curve:
     """Lines over a common axis: name -> values at `x`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
 
     title: str
     x_name: str
@@ -136,15 +31,17 @@ class Curve:
     lines: Mapping[str, tuple[Value | None, ...]]
 
     def table(self) -> Table:
-        """The same as a table, a row for each x."""
-        columns = tuple(Column(self.y_name, name, best="") for name in self.lines)
+        """The same as a table, one row per x."""
+        columns = tuple(Column(self.y_name, name, better="") for name in self.lines)
         rows = [Row((f"{x:g}",), tuple(values[i] for values in self.lines.values())) for i, x in enumerate(self.x)]
         return Table(self.title, (self.x_name,), columns, tuple(rows))
 
 
 @dataclass(frozen=True)
 class Example:
-    """One image with what the ensemble and its members say of it; the picture is a data: address."""
+    """One image with what the ensemble and its members predict; the picture is a data: address."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
 
     picture: str
     truth: str
@@ -153,76 +50,81 @@ class Example:
     score: float
     place: str  # which set and which image
 
+    @property
+    def line(self) -> str:
+        """In words."""
+        return f"{self.place}: {self.truth}; ensemble {self.answer}; members {', '.join(self.votes)}"
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a study found."""
 
+class Outcome(Document):
+    """What a study found.
+
+    Attributes:
+        study: its name.
+        paper: which table or figure of the paper it is.
+        suite: name of the suite it was run on.
+        summary: one line about it.
+        tables: its tables.
+        curves: its curves.
+        examples: heading -> images.
+        notes: lines below.
+    """
+
+    remedy: ClassVar[str] = "remove it and run the study again"
+
+    format: Literal["dissensus-study-1"] = "dissensus-study-1"
     study: str
-    paper: str  # which table or figure of the paper it is
+    paper: str
     suite: str
     summary: str
     tables: tuple[Table, ...] = ()
     curves: tuple[Curve, ...] = ()
-    examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)  # a heading -> images
+    examples: Mapping[str, tuple[Example, ...]] = {}
     notes: tuple[str, ...] = ()
 
-    def text(self) -> str:
-        """For a terminal."""
-        parts = [f"{self.study} ({self.paper}) on {self.suite}: {self.summary}\n"]
-        parts += [table.text() for table in (*self.tables, *(curve.table() for curve in self.curves))]
+    @property
+    def every_table(self) -> list[Table]:
+        """The tables, and the curves as tables."""
+        return [*self.tables, *(curve.table() for curve in self.curves)]
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal of `width` columns (None: this one's, else 80)."""
+        width = width or shutil.get_terminal_size((80, 24)).columns
+        parts = [textwrap.fill(f"{self.study} ({self.paper}) on {self.suite}: {self.summary}", width) + "\n"]
+        parts += [table.text(width) for table in self.every_table]
         for heading, examples in self.examples.items():
-            lines = [
-                f"{e.score:7.3f}  {e.place}: {e.truth}; ensemble {e.answer}; members {', '.join(e.votes)}"
-                for e in examples
-            ]
-            parts.append("\n".join([heading, "", *lines]) + "\n")
-        return "\n".join([*parts, *self.notes])
+            lines = [f"{e.score:7.3f}  {e.line}" for e in examples]
+            filled = [textwrap.fill(line, width, subsequent_indent=" " * 9) for line in lines]
+            parts.append("\n".join([heading, "", *filled]) + "\n")
+        return "\n".join([*parts, *(textwrap.fill(note, width) for note in self.notes)])
 
     def markdown(self) -> str:
         """For a document, without pictures."""
         parts = [f"### {self.study} ({self.paper}) on {self.suite}", f"{self.summary[:1].upper()}{self.summary[1:]}."]
-        for table in (*self.tables, *(curve.table() for curve in self.curves)):
+        for table in self.every_table:
             parts += [f"**{table.title}**", table.markdown()]
         for heading, examples in self.examples.items():
-            lines = [
-                f"- {e.place}: {e.truth}; ensemble {e.answer}; {', '.join(e.votes)}; PDS {e.score:.3f}"
-                for e in examples
-            ]
-            parts += [f"**{heading}**", "\n".join(lines)]
+            parts += [f"**{heading}**", "\n".join(f"- {e.line}; PDS {e.score:.3f}" for e in examples)]
         return "\n\n".join([*parts, *self.notes]) + "\n"
 
+    def latex(self) -> str:
+        """Its tables, each under a comment with its title."""
+        return "\n".join(f"% {self.study}: {table.title}\n{table.latex()}" for table in self.every_table)
+
     def save(self, path: Path) -> None:
-        """As JSON."""
-        write_json(path, {"format": FORMAT, **asdict(self)})
+        """Write it as JSON."""
+        documents.write(path, self)
 
     @classmethod
     def load(cls, path: Path) -> Outcome | None:
-        """What `save` wrote, or None."""
-        found = read_json(path)
-        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        """Read what `save` wrote; None if the file is of another kind.
+
+        Raises:
+            RunError: if it is the outcome of a study, but damaged.
+        """
+        try:
+            with open(path, "rb") as file:
+                start = file.read(200)  # `format` is the first field
+        except OSError:
             return None
-        tables = tuple(
-            Table(
-                **{
-                    **table,
-                    "heads": tuple(table["heads"]),
-                    "columns": tuple(Column(**column) for column in table["columns"]),
-                    "rows": tuple(Row(tuple(r["names"]), _values(r["cells"]), r["source"]) for r in table["rows"]),
-                }
-            )
-            for table in found.pop("tables")
-        )
-        curves = tuple(
-            Curve(**{**c, "x": tuple(c["x"]), "lines": {name: _values(line) for name, line in c["lines"].items()}})
-            for c in found.pop("curves")
-        )
-        examples = {
-            heading: tuple(Example(**{**e, "votes": tuple(e["votes"])}) for e in group)
-            for heading, group in found.pop("examples").items()
-        }
-        return cls(**{**found, "notes": tuple(found["notes"])}, tables=tables, curves=curves, examples=examples)
-
-
-def _values(cells: Sequence[Any]) -> tuple[Value | None, ...]:
-    return tuple(None if cell is None else Value(**cell) for cell in cells)
+        return documents.read(cls, path) if FORMAT.encode() in start else None

@@ -1,131 +1,193 @@
-"""From the tidy frame to what people read: files by suffix, and the summary table of methods."""
+"""Table: values under grouped columns, a mean ± deviation over seeds each, for a terminal, documents and notebooks.
+
+>>> columns = (Column("accuracy %", "id", percent=True), Column("ECE", "id", better="lower"))
+>>> rows = (Row(("single",), (Value(0.91), Value(0.03))), Row(("sed-a2d",), (Value.of([0.92, 0.94]), Value(0.05))))
+>>> print(Table("", ("method",), columns, rows))  # doctest: +NORMALIZE_WHITESPACE
+         accuracy %    ECE
+method           id       id
+------------------------------
+single         91.0    0.030*
+sed-a2d  93.0 ± 1.4*   0.050
+<BLANKLINE>
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
+import numpy as np
 import pandas as pd
+from markupsafe import Markup
+from pydantic import ConfigDict
 
-from dissensus._core.errors import DissensusError, RunError
-from dissensus._core.files import make_folder, replacing
-from dissensus.evaluation._evaluate import COLUMNS
+from dissensus._core.documents import Part
+from dissensus._core.errors import UnknownNameError
+from dissensus.evaluation import _rendering
+from dissensus.functional.metrics import Better
 
-SUFFIXES = (".csv", ".json", ".md", ".tex")
-PERCENT = ("accuracy", "members", "worst group")  # shown as percentages
-KEYS = ["method", "members", "active", "diversity"]
-
-
-def render(frame: pd.DataFrame, suffix: str, *, index: bool = False) -> str:
-    """The frame as text: CSV, JSON (records), Markdown or LaTeX."""
-    if suffix == ".csv":
-        return str(frame.to_csv(index=index))
-    if suffix == ".json":
-        return str((frame.reset_index() if index else frame).to_json(orient="records", indent=1)) + "\n"
-    if suffix == ".md":
-        return str(frame.to_markdown(index=index, floatfmt=".4g")) + "\n"
-    if suffix == ".tex":
-        return str(frame.style.format(precision=4, escape="latex", na_rep="").hide(axis="index").to_latex(hrules=True))
-    raise DissensusError(f"a table is written as {', '.join(SUFFIXES)}; got {suffix!r}: choose one of those")
+Format = Literal["text", "md", "tex", "csv", "json"]
 
 
-def write(frame: pd.DataFrame, path: Path) -> None:
-    """Write the frame in the format that the suffix names, whole or not at all."""
-    text = render(frame, path.suffix)
-    make_folder(path.parent)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+@dataclass(frozen=True)
+class Value:
+    """A mean over seeds, the deviation between them, and how many there are."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
+
+    mean: float
+    deviation: float = 0.0
+    count: int = 1
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Value | None:
+        """The mean and sample deviation of the values that are not NaN; None if there are none."""
+        known = np.asarray([v for v in values if not math.isnan(v)], dtype=float)
+        if not len(known):
+            return None
+        return cls(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else 0.0, len(known))
 
 
-def read(path: Path) -> pd.DataFrame:
-    """A tidy frame from the CSV that `write` wrote."""
-    try:
-        frame = pd.read_csv(path, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read results from {path}: {error}") from error
-    if list(frame.columns) != list(COLUMNS):
-        raise RunError(f"{path} is not a table of results: its columns must be {', '.join(COLUMNS)}")
-    return frame
+@dataclass(frozen=True)
+class Column:
+    """One column: the group it stands under, its name, and how its values are shown.
 
-
-def summary(frame: pd.DataFrame, *, score: str = "pds", aggregate: str = "prediction") -> pd.DataFrame:
-    """One row a method: accuracy, AUROC, #unique and PDS, each averaged over the sets of a family and over seeds.
-
-    Columns are (group, set). The id accuracy of ensemble *and* members comes first, whatever follows: an AUROC
-    without them misleads, since members near chance can make a good detector.
+    Attributes:
+        group: heading shared by neighbouring columns; "" for none.
+        name: heading of this column.
+        better: "higher", "lower", or "" where no value is better than another.
+        percent: show a share in percent.
+        digits: decimals of values that are not in percent.
     """
-    order = {family: place for place, family in enumerate(dict.fromkeys(frame["family"]))}
-    parts: list[tuple[str, pd.DataFrame]] = [
-        ("accuracy", _pick(frame, "accuracy", roles=("id",), aggregate=aggregate)),
-        ("members", _pick(frame, "accuracy", roles=("id",), aggregate="members")),
-        ("accuracy", _pick(frame, "accuracy", roles=("shift", "groups"), aggregate=aggregate)),
-        ("worst group", _pick(frame, "worst_group", roles=("groups",), aggregate=aggregate)),
-        (f"AUROC {score}", _pick(frame, "auroc", roles=("shift", "ood"), score=score)),
-        ("#unique", _pick(frame, "mean", roles=("id", "shift", "ood", "groups"), score="unique")),
-        ("PDS", _pick(frame, "mean", roles=("id", "shift", "ood", "groups"), score="pds")),
-    ]
-    columns = {}
-    for group, rows in parts:
-        means = rows.groupby([*KEYS, "family"], sort=False)["value"].mean().unstack("family")
-        for family in sorted(means.columns, key=lambda name: order[name]):
-            columns[(group, family)] = means[family]
-    table = pd.DataFrame(columns)
-    methods = list(dict.fromkeys(frame["method"]))
-    return table.sort_index(key=lambda level: level.map(methods.index) if level.name == "method" else level)
+
+    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
+
+    group: str
+    name: str
+    better: Better = "higher"
+    percent: bool = False
+    digits: int = 3
+
+    @property
+    def title(self) -> str:
+        """Group and name in one."""
+        return " ".join(dict.fromkeys(filter(None, (self.group, self.name))))
+
+    def text(self, value: Value | None) -> str:
+        """The value as a cell: "91.3", "91.3 ± 0.4" where it is of several seeds, "-" where there is none."""
+        if value is None:
+            return "-"
+        scale, digits = (100, 1) if self.percent else (1, self.digits)
+        mean = f"{scale * value.mean:.{digits}f}"
+        return mean if value.count < 2 else f"{mean} ± {scale * value.deviation:.{digits}f}"
 
 
-def _pick(
-    frame: pd.DataFrame, metric: str, *, roles: Sequence[str], aggregate: str = "", score: str = ""
-) -> pd.DataFrame:
-    chosen = (frame["metric"] == metric) & frame["role"].isin(roles)
-    return frame[chosen & (frame["aggregate"] == aggregate) & (frame["score"] == score)]
+@dataclass(frozen=True)
+class Row:
+    """One row: its names, a cell for each column, and its source: "" if measured here, "paper" if printed there."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
+
+    names: tuple[str, ...]
+    cells: tuple[Value | None, ...]
+    source: str = ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names, with the source if there is one."""
+        return (*self.names[:-1], self.names[-1] + (f" ({self.source})" if self.source else ""))
 
 
-def as_text(table: pd.DataFrame, width: int | None = None) -> str:
-    """The summary for a terminal of `width` columns (None: this one's): groups of columns that do not fit go below."""
-    names = row_names(table)
-    width = width or max(80, shutil.get_terminal_size((100, 0)).columns)
-    bands: list[list[_Block]] = [[]]
-    for group in dict.fromkeys(column[0] for column in table.columns):
-        block = _Block(group, table[[column for column in table.columns if column[0] == group]])
-        if bands[-1] and _left(names) + sum(3 + other.width for other in [*bands[-1], block]) > width:
-            bands.append([])
-        bands[-1].append(block)
-    return "\n\n".join(_band(names, band) for band in bands) + "\n"
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under columns; `heads` are the headings of the rows' names.
 
+    In notebooks it shows as HTML. `text`, `markdown`, `latex`, `html` and `frame` give the other forms.
+    """
 
-class _Block:
-    """One group of columns as text: a title, set names, and a row of cells a method, all `width` wide."""
+    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
 
-    def __init__(self, group: str, values: pd.DataFrame) -> None:
-        percent = group in PERCENT
-        title = f"{group} %" if percent else group
-        cells = [[f"{100 * v:.1f}" if percent else f"{v:.3f}" for v in row] for row in values.to_numpy()]
-        sets = [str(column[1]) for column in values.columns]
-        widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(sets)]
-        widths[-1] += max(0, len(title) - sum(widths) - 2 * (len(widths) - 1))
-        rows = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in [sets, *cells]]
-        self.width = len(rows[0])
-        self.lines = [title.ljust(self.width), *rows]
+    title: str
+    heads: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
 
+    def best(self) -> set[tuple[int, int]]:
+        """Places (row, column) of the best value of each column, ties included, among rows measured here."""
+        places = set()
+        for j, column in enumerate(self.columns):
+            measured = [(i, row.cells[j]) for i, row in enumerate(self.rows) if not row.source]
+            means = [(i, value.mean) for i, value in measured if value is not None]
+            if not column.better or len(means) < 2:
+                continue
+            top = (max if column.better == "higher" else min)(mean for _, mean in means)
+            places |= {(i, j) for i, mean in means if math.isclose(mean, top, abs_tol=1e-12)}
+        return places
 
-def _left(names: Sequence[str]) -> int:
-    return max(len(name) for name in [*names, "method"])
+    @property
+    def groups(self) -> Mapping[str, list[int]]:
+        """The places of the columns by group, groups in the order of their first column."""
+        places: dict[str, list[int]] = {}
+        for j, column in enumerate(self.columns):
+            places.setdefault(column.group, []).append(j)
+        return places
 
+    def without_blanks(self) -> Table:
+        """The same without columns and rows that have no value."""
+        kept = [j for j in range(len(self.columns)) if any(row.cells[j] is not None for row in self.rows)]
+        rows = [Row(row.names, tuple(row.cells[j] for j in kept), row.source) for row in self.rows]
+        filled = tuple(row for row in rows if any(cell is not None for cell in row.cells))
+        return Table(self.title, self.heads, tuple(self.columns[j] for j in kept), filled, self.note)
 
-def _band(names: Sequence[str], blocks: Sequence[_Block]) -> str:
-    left = [name.ljust(_left(names)) for name in ["", "method", *names]]
-    lines = ["   ".join([start, *(block.lines[i] for block in blocks)]) for i, start in enumerate(left)]
-    return "\n".join([*lines[:2], "-" * len(lines[0]), *lines[2:]])
+    def text(self, width: int | None = None) -> str:
+        """For a terminal of `width` columns (None: this one's, else 80); the best value of a column has a star.
 
+        Groups of columns that do not fit go below, with the rows' names repeated.
+        """
+        return _rendering.text(self, width)
 
-def row_names(table: pd.DataFrame) -> list[str]:
-    """The method, with whatever tells it from other rows of the same method."""
-    rows = [dict(zip(KEYS, key, strict=True)) for key in table.index]
-    names = []
-    for row in rows:
-        same = [other for other in rows if other["method"] == row["method"]]
-        extra = [f"{key}={row[key]}" for key in KEYS[1:] if len({other[key] for other in same}) > 1]
-        names.append(" ".join([str(row["method"]), *extra]))
-    return names
+    def markdown(self) -> str:
+        """For a document; the best value of a column is in bold."""
+        return _rendering.markdown(self)
+
+    def latex(self) -> str:
+        """A tabular with booktabs rules; the best value of a column is in bold."""
+        return _rendering.latex(self)
+
+    def html(self) -> Markup:
+        """A table element with a caption; the best value of a column is in bold, everything is escaped."""
+        return _rendering.html(self)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per row and one column per column; deviations beside the means where there are several seeds."""
+        series: dict[str, list[str | float | None]] = {
+            head: [row.names[i] for row in self.rows] for i, head in enumerate(self.heads)
+        }
+        for j in (place for places in self.groups.values() for place in places):
+            cells = [row.cells[j] for row in self.rows]
+            title = self.columns[j].title.replace(" %", "")  # shares stay shares
+            series[title] = [None if cell is None else cell.mean for cell in cells]
+            if any(cell is not None and cell.count > 1 for cell in cells):
+                series[f"{title} ±"] = [None if cell is None else cell.deviation for cell in cells]
+        if any(row.source for row in self.rows):
+            series["source"] = [row.source for row in self.rows]
+        return pd.DataFrame(series)
+
+    def render(self, form: Format) -> str:
+        """The table as "text", "md" (Markdown), "tex" (LaTeX), "csv" or "json" (records)."""
+        if form not in get_args(Format):
+            raise UnknownNameError("table format", form, get_args(Format))
+        if form == "csv":
+            return str(self.frame().to_csv(index=False))
+        if form == "json":
+            return str(self.frame().to_json(orient="records", indent=1, force_ascii=False)) + "\n"
+        return {"text": self.text, "md": self.markdown, "tex": self.latex}[form]()
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.html()

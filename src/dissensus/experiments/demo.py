@@ -31,7 +31,7 @@ JOBS = (
 
 
 def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: bool = True) -> str:
-    """Extract, train, judge and report everything into `out`; the tables as text for the terminal."""
+    """Extract, train, evaluate and report everything into `out`; the tables as text for the terminal."""
     make_folder(out)
     sections = []
     for entry in JOBS:

@@ -1,4 +1,4 @@
-"""A job: methods trained and judged on a suite, each in a run folder of its own; finished ones are not repeated."""
+"""A job: methods trained and evaluated on a suite, each in its own run folder; finished ones are not repeated."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dissensus import backbones, report
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.files import make_folder
 from dissensus.detection.detector import Detector
-from dissensus.evaluation import records, tables
-from dissensus.evaluation._evaluate import measure, predict_sets
+from dissensus.evaluation import results, saved
+from dissensus.evaluation.results import Results
 from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal
@@ -48,7 +48,7 @@ def run_methods(
     progress: bool = True,
     fabric: Fabric | None = None,
 ) -> pd.DataFrame:
-    """Train and judge every method; the frame of `evaluate`, all methods in one.
+    """Train and evaluate every method; the frame of `evaluate`, all methods in one.
 
     `lenient` leaves out, with a line, a method that these data do not allow.
     """
@@ -77,17 +77,18 @@ def run_methods(
             say(f"{suite.name} goes on without {name}: {error}", fabric)
             continue
         run = Run.open(out / name)
-        predictions = predict_sets(
+        first = fabric is None or fabric.is_global_zero
+        frame = saved.evaluate_run(
+            run,
             ensemble,
             suite.sets,
-            classes=suite.train.classes,
-            backbone=run.settings["backbone"],
+            suite=suite.name,
+            summary=suite.summary,
             held_out=suite.held_out,
-            progress=progress and (fabric is None or fabric.is_global_zero),
+            keep="predictions" if first else "nothing",
+            progress=progress and first,
         )
-        frame = measure(suite.sets, predictions, {"run": run.folder.name, **run.about})
-        if fabric is None or fabric.is_global_zero:
-            records.keep(run.folder, suite.name, suite.summary, suite.train.classes, suite.sets, frame, predictions)
+        if first:
             _calibrate(run.folder, suite.held_out)
         frames.append(frame)
     if suite.held_out is not None and len(suite.held_out) < (enough := conformal.needed(FALSE_ALARMS)):
@@ -194,14 +195,14 @@ def write_results(sections: Sequence[report.Section], out: Path) -> str:
     make_folder(out)
     several = len(sections) > 1
     named = [s.frame.assign(dataset=s.title + "/" + s.frame["dataset"]) if several else s.frame for s in sections]
-    tables.write(pd.concat(named, ignore_index=True), out / "results.csv")
+    results.write(pd.concat(named, ignore_index=True), out / "results.csv")
     for folder in [out / s.title for s in sections] if several else [out]:
         report.write_page(report.gather([folder]), folder / "report.html")
     if several:
         report.write(sections, out / "report.html")
     pages = [out / s.title / "report.html" for s in sections] if several else [out / "report.html"]
     say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
-    texts = [f"{s.title}: {s.summary}\n\n{tables.as_text(tables.summary(s.frame))}" for s in sections]
+    texts = [f"{s.title}: {s.summary}\n\n{Results(s.frame).summary()}" for s in sections]
     return "\n".join(texts)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import HubDocument
-from dissensus.evaluation import records, tables
+from dissensus.evaluation import saved
+from dissensus.evaluation.results import Results
 from dissensus.training.run import Run
 
 SHOWN = 50  # classes by name; config.json has them all
@@ -87,17 +87,13 @@ def _calibration(detector: Detector) -> str:
 
 
 def _measured(run: Run) -> str:
-    if not (run.folder / records.FOLDER / "judged.json").is_file():
-        return "Nothing yet: the run was not judged before it was exported (`dissensus evaluate`)."
-    found = records.read(run.folder)
-    table = tables.summary(found.frame)
-    first: dict[tuple[str, str], float] = table.iloc[0].to_dict()  # type: ignore[assignment]
-    rows = [(group, name, _number(group, value)) for (group, name), value in first.items() if not math.isnan(value)]
-    return f"On the suite {_cell(found.suite)}:\n\n" + _table(("measure", "set", "value"), rows)
-
-
-def _number(group: str, value: float) -> str:
-    return f"{value:.1%}" if group in tables.PERCENT else f"{value:.3f}"
+    if not saved.is_saved(run.folder):
+        return "Nothing yet: the run was not evaluated before it was exported (`dissensus evaluate`)."
+    evaluation = saved.load(run.folder)
+    table = Results(evaluation.frame).summary()
+    cells = zip(table.columns, table.rows[0].cells, strict=True)
+    rows = [(column.group, column.name, column.text(cell)) for column, cell in cells if cell is not None]
+    return f"On the suite {_cell(evaluation.about.suite)}:\n\n" + _table(("measure", "set", "value"), rows)
 
 
 def _plain(value: Any) -> str:

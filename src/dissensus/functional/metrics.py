@@ -83,6 +83,11 @@ class Metric:
         return frozenset(inspect.signature(self.function).parameters)
 
     @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (self.function.__doc__ or "").strip().split("\n")[0]
+
+    @property
     def kind(self) -> str:
         """What it describes: "answers", "detection" or "scores"."""
         return next(kind for kind, names in INPUTS.items() if self.inputs <= names)

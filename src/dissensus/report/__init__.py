@@ -1,10 +1,10 @@
 """Results -> one self-contained HTML page: no network, and readable without its script.
 
-`write_page` makes the page of judged runs and studies of one suite; `write` the simple one, tables of several suites.
+`write_page` writes the page of evaluated runs and studies of one suite; `write` a simple one, tables of several.
 """
 
 from dissensus.report.page import write_page
 from dissensus.report.simple import Section, write
-from dissensus.report.sources import JudgedRun, Sources, gather
+from dissensus.report.sources import EvaluatedRun, Sources, gather
 
-__all__ = ["JudgedRun", "Section", "Sources", "gather", "write", "write_page"]
+__all__ = ["EvaluatedRun", "Section", "Sources", "gather", "write", "write_page"]

@@ -1,25 +1,25 @@
-"""The page: judged runs and studies of one suite -> one HTML file."""
+"""The page: evaluated runs and studies of one suite -> one HTML file."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import make_folder, replacing
-from dissensus.evaluation.outcomes import Column, Curve, Outcome
+from dissensus.evaluation.outcomes import Curve, Outcome
+from dissensus.evaluation.results import DETECTED, Results
 from dissensus.functional import scores
 from dissensus.report import charts, gallery, pools, reproduce, runview, summary
 from dissensus.report.charts import Chart, Line
-from dissensus.report.facts import Facts, facts
-from dissensus.report.measured import Measured
+from dissensus.report.pools import Facts, facts
 from dissensus.report.sources import Sources
 
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
@@ -33,45 +33,42 @@ def write_page(sources: Sources, path: Path, *, score: str = "pds") -> None:
         "suite": sources.suite,
         "score": score,
         "left_out": sources.left_out,
-        "version": __version__,
         "runs": [],
         "studies": [_study(outcome, album) for outcome in sources.outcomes],
         "galleries": {},
         **_of_runs(sources, score, album),
     }
     context["pictures"] = album.pictures
-    templates = files("dissensus.report") / "templates"
-    for name in ("style", "script"):
-        suffix = {"style": "css", "script": "js"}[name]
-        context[name] = Markup((templates / f"page.{suffix}").read_text(encoding="utf-8"))
+    render("page.html", context, path)
+
+
+def render(template: str, context: Mapping[str, Any], path: Path) -> None:
+    """Write a template, with the pages' style and script, as one file."""
     environment = Environment(
         loader=PackageLoader("dissensus.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["spans"] = _spans
-    html = environment.get_template("page.html").render(context)
+    templates = files("dissensus.report") / "templates"
+    style, script = (Markup((templates / f"page.{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
+    html = environment.get_template(template).render(context, style=style, script=script, version=__version__)
     make_folder(path.parent)
     with replacing(path) as temporary:
         temporary.write_text(html, encoding="utf-8")
 
 
-def _spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Groups of neighbouring columns with how many they are."""
-    return [(group, len(list(own))) for group, own in itertools.groupby(columns, key=lambda column: column.group)]
-
-
 def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, Any]:
     if not sources.runs:
         return {"about": "", "scores": [], "all_scores": [], "summaries": {}, "tables": [], "detections": {}}
-    measured = Measured(sources.runs)
-    views, by_group = list[runview.RunView](), dict[str, list[Facts]]()
+    frames = [found.evaluation.frame.assign(row=found.row, run=found.name) for found in sources.runs]
+    results = Results(pd.concat(frames, ignore_index=True))
+    views, by_row = list[runview.RunView](), dict[str, list[Facts]]()
     kept, chosen = list[str](), list[str]()
     for found in sources.runs:
-        families = pools.pool(found.judged)
+        families = pools.pool(found.evaluation)
         there = list(pools.inside(families).scores)
         if score not in there:
             raise DissensusError(
-                f"score {score} was not kept when {found.run.folder} was judged; it has {', '.join(there)}: "
+                f"score {score} was not kept when {found.run.folder} was evaluated; it has {', '.join(there)}: "
                 "choose one of those, or evaluate it again"
             )
         if not views:
@@ -79,28 +76,28 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
             kept = [score, *(name for name in kept if name != score)]
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
         views.append(runview.view(found.name, found.run, families, [name for name in chosen if name in there]))
-        by_group.setdefault(found.group, []).append(facts(families))
-    told = summary.Summary(measured, by_group)
-    detected = [name for name in chosen if measured.families("shift", "ood")]
-    tables = [measured.accuracy(), measured.aggregates(), measured.diversity()]
+        by_row.setdefault(found.row, []).append(facts(families))
+    summaries = summary.Summary(results, by_row)
+    detected = [name for name in chosen if results.families(*DETECTED)]
+    tables = [results.quality(), results.by_aggregate(), results.by_diversity()]
     if detected:
-        tables.append(measured.scores(kept))
+        tables.append(results.by_score(kept))
     return {
         "first": _first(sources),
-        "about": sources.runs[0].judged.summary,
+        "about": sources.runs[0].evaluation.about.summary,
         "scores": chosen,
         "all_scores": kept,
         "summaries": {
             name: {
-                "lead": told.lead(name),
-                "brackets": told.brackets(),
-                "cards": told.cards(name),
-                "table": told.table(name),
-                "caveats": told.caveats(name),
+                "lead": summaries.lead(name),
+                "brackets": summaries.brackets(),
+                "cards": summaries.cards(name),
+                "table": summaries.table(name),
+                "caveats": summaries.caveats(name),
             }
             for name in chosen
         },
-        "detections": {name: measured.detection(name) for name in detected},
+        "detections": {name: results.detection(name) for name in detected},
         "tables": tables,
         "runs": [
             {"view": view, "configuration": reproduce.configuration(found), "commands": reproduce.commands(found)}

@@ -1,15 +1,19 @@
-"""What a run says of every sample, pooled by family of sets: all corruptions of a severity are one."""
+"""A run's predictions, pooled by family of sets: all corruptions of a severity are one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dissensus._core.errors import RunError
-from dissensus.evaluation.records import Judged
+from dissensus.evaluation.saved import AGAIN, Evaluation
+from dissensus.functional.metrics import threshold
 from dissensus.report import numbers
 from dissensus.report.numbers import Array
+
+FLAT = 1e-9  # a score that varies less separates nothing
 
 
 @dataclass
@@ -27,34 +31,50 @@ class Family:
     agreement: Array = field(default_factory=lambda: np.zeros((1, 1)))
 
 
-def pool(judged: Judged) -> dict[str, Family]:
+def pool(evaluation: Evaluation) -> dict[str, Family]:
     """Every family of the run, the id set first, then in the suite's order."""
-    found: dict[str, Family] = {}
-    for entry in sorted(judged.sets, key=lambda entry: entry["role"] != "id"):
-        name = entry["family"] or entry["name"]
-        try:
-            samples = judged.samples(entry["name"])
-            if len(samples.prediction) != entry["count"] or not entry["count"]:
-                raise KeyError(f"{entry['name']} has {len(samples.prediction)} samples of {entry['count']}")
-            if found and set(samples.scores) != set(inside(found).scores):
-                raise KeyError(f"{entry['name']} has other scores than the id set")
-        except KeyError as error:
-            raise RunError(f"{judged.folder} is damaged ({error.args[0]}); evaluate the run again") from error
-        family = found.setdefault(name, Family(name, entry["role"]))
-        votes = samples.votes.numpy()
-        share = entry["count"] / (family.count + entry["count"])
-        family.agreement = (1 - share) * family.agreement + share * numbers.agreement(votes)
-        family.sets, family.count = family.sets + 1, family.count + entry["count"]
-        family.largest = max(family.largest, entry["count"])
-        for key, values in samples.scores.items():
+    families: dict[str, Family] = {}
+    for s in sorted(evaluation.about.sets, key=lambda s: s.role != "id"):
+        predictions = evaluation.predictions(s.name)
+        if len(predictions) != s.count or not s.count:
+            raise _damaged(evaluation, f"{s.name} has {len(predictions)} samples of {s.count}")
+        if families and set(predictions.scores) != set(inside(families).scores):
+            raise _damaged(evaluation, f"{s.name} has other scores than the id set")
+        family = families.setdefault(s.family, Family(s.family, s.role))
+        share = s.count / (family.count + s.count)
+        family.agreement = (1 - share) * family.agreement + share * numbers.agreement(predictions.votes.numpy())
+        family.sets, family.count = family.sets + 1, family.count + s.count
+        family.largest = max(family.largest, s.count)
+        for key, values in predictions.scores.items():
             family.scores[key] = np.concatenate([family.scores.get(key, np.empty(0)), values.double().numpy()])
-        family.confidence = np.concatenate([family.confidence, samples.confidence.double().numpy()])
-        if samples.labels is not None:
-            right = (samples.prediction == samples.labels).double().numpy()
+        family.confidence = np.concatenate([family.confidence, predictions.confidence.double().numpy()])
+        if predictions.labels is not None:
+            right = (predictions.prediction == predictions.labels).double().numpy()
             family.correct = right if family.correct is None else np.concatenate([family.correct, right])
-    return found
+    return families
+
+
+def _damaged(evaluation: Evaluation, reason: str) -> RunError:
+    return RunError(f"{evaluation.folder} is damaged ({reason}): {AGAIN}")
 
 
 def inside(families: dict[str, Family]) -> Family:
     """The id set."""
     return next(family for family in families.values() if family.role == "id")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run in a few numbers: shares above the threshold by score and family, constant scores, samples by family."""
+
+    above: Mapping[tuple[str, str], float]
+    constant: frozenset[str]
+    counts: Mapping[str, int]
+
+
+def facts(families: dict[str, Family]) -> Facts:
+    """The threshold of every score on the id set, and the shares above it."""
+    limits = {score: threshold(values) for score, values in inside(families).scores.items()}
+    shares = {(s, f.name): numbers.above(f.scores[s], v) for s, v in limits.items() for f in families.values()}
+    constant = [s for s in limits if all(float(np.ptp(f.scores[s])) < FLAT for f in families.values())]
+    return Facts(shares, frozenset(constant), {f.name: f.largest for f in families.values()})

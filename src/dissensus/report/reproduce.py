@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from dissensus.report.sources import JudgedRun
+from dissensus.report.sources import EvaluatedRun
 from dissensus.training import methods
 from dissensus.training._fit import fit
 from dissensus.training.options import DIVERSITY, Settings
@@ -17,7 +17,7 @@ from dissensus.training.options import DIVERSITY, Settings
 SPECIAL = ("method", "members", "active", "diversity")  # whose defaults depend on the method
 
 
-def configuration(found: JudgedRun) -> list[tuple[str, str]]:
+def configuration(found: EvaluatedRun) -> list[tuple[str, str]]:
     """Every setting of a run, nested ones by dotted name."""
     return [("folder", str(found.run.folder)), *_flat(found.run.settings)]
 
@@ -32,7 +32,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def commands(found: JudgedRun) -> list[str]:
+def commands(found: EvaluatedRun) -> list[str]:
     """Train and evaluate, with the settings that differ from the defaults; FEATURES is the training set."""
     out = shlex.quote(str(found.run.folder))
     train = [
@@ -41,7 +41,7 @@ def commands(found: JudgedRun) -> list[str]:
     ]
     return [
         " ".join([*train, f"--out {out}"]),
-        f"dissensus evaluate {out} --suite {shlex.quote(found.judged.suite)}",
+        f"dissensus evaluate {out} --suite {shlex.quote(found.evaluation.about.suite)}",
     ]
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from dissensus.functional.metrics import threshold
 from dissensus.report import charts, numbers
 from dissensus.report.charts import Chart, Line
-from dissensus.report.facts import FLAT
-from dissensus.report.pools import Family, inside
+from dissensus.report.pools import FLAT, Family, inside
 from dissensus.training.run import Run
 
 EPOCHS = 200  # points of a training curve, at most

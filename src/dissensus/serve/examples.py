@@ -1,4 +1,4 @@
-"""Examples to click: images of a folder, or the small copies that judging left in the run."""
+"""Examples to click: images of a folder, or the small copies that an evaluation left in the run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageChops
 
-from dissensus._core.errors import DataError, RunError
-from dissensus.evaluation import records
+from dissensus._core.errors import DataError
+from dissensus.evaluation import saved
 from dissensus.images import BadImage, decode, walk
+from dissensus.images.thumbnails import PIXELS
 
 COUNT = 12
 OF_ROLE = {"id": ("least", 4), "ood": ("most", 3), "shift": ("most", 1)}
@@ -41,17 +41,16 @@ def of_folder(folder: str) -> list[Example]:
 
 
 def of_run(run: Path) -> list[Example]:
-    """Some that the run was judged on: familiar ones first, then strange and shifted ones; none if it was not."""
-    try:
-        sets = records.read(run).sets
-    except RunError:
+    """Some that the run was evaluated on: in distribution first, then OOD and shifted ones; none if it was not."""
+    if not saved.is_saved(run):
         return []
+    sets = saved.load(run).about.sets
     order = {role: place for place, role in enumerate(OF_ROLE)}
     found: list[Example] = []
-    for entry in sorted((s for s in sets if s["role"] in order), key=lambda s: order[s["role"]]):
-        heading, count = OF_ROLE[entry["role"]]
-        shown = [e for e in entry["examples"].get(heading, ()) if e["picture"]]
-        found += [_of_judged(example, entry["name"]) for example in shown[:count]]
+    for entry in sorted((s for s in sets if s.role in order), key=lambda s: order[s.role]):
+        heading, count = OF_ROLE[entry.role]
+        shown = [e for e in entry.examples.get(heading, ()) if e.picture]
+        found += [_of_evaluation(example, entry.name) for example in shown[:count]]
     return found[:COUNT]
 
 
@@ -62,15 +61,15 @@ def _readable(paths: Iterator[str]) -> Iterator[Example]:
             picture = decode(data)
         except (BadImage, OSError):
             continue
-        picture.thumbnail((records.PIXELS * 2, records.PIXELS * 2))
+        picture.thumbnail((PIXELS * 2, PIXELS * 2))
         yield Example(Path(path).name, Path(path).stem, data, picture)
 
 
-def _of_judged(example: dict[str, Any], caption: str) -> Example:
-    picture = decode(base64.b64decode(example["picture"].partition(",")[2]))
+def _of_evaluation(example: saved.Example, caption: str) -> Example:
+    picture = decode(base64.b64decode(example.picture.partition(",")[2]))
     file = io.BytesIO()
     _native(picture).save(file, "PNG")
-    return Example(f"{caption} {Path(example['name']).name}", caption, file.getvalue(), picture)
+    return Example(f"{caption} {Path(example.name).name}", caption, file.getvalue(), picture)
 
 
 def _native(picture: Image.Image) -> Image.Image:

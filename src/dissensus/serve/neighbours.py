@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus._core.errors import DataError
-from dissensus.evaluation.records import thumbnail
 from dissensus.features import FeatureSet
 from dissensus.images import BadImage, ImageSet
+from dissensus.images.thumbnails import thumbnail
 
 VALUES = 2**26  # features kept, 256 MB; of more rows than that a random part
 

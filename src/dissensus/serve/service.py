@@ -13,9 +13,9 @@ from torch import Tensor
 from dissensus._core.errors import DissensusError
 from dissensus.detection.detector import Detector
 from dissensus.detection.verdicts import Verdict
-from dissensus.evaluation.records import thumbnail
 from dissensus.functional import aggregates, conformal
 from dissensus.images import BadImage, decode
+from dissensus.images.thumbnails import thumbnail
 from dissensus.serve.neighbours import Neighbour, Neighbours
 
 PIXELS = 320  # of the picture that is shown again

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.registry import Registry
-from dissensus.evaluation.outcomes import Curve, Example, Outcome, Table
+from dissensus.evaluation.outcomes import Curve, Example, Outcome
+from dissensus.evaluation.tables import Table
 from dissensus.experiments.studies import ablations, paper
 from dissensus.experiments.studies.detection import detection
 from dissensus.experiments.studies.diversity import diversity
@@ -65,19 +66,22 @@ STUDIES: Registry[Study] = Registry(
 
 
 def run(name: str, lab: Lab) -> Outcome:
-    """Run a study; what it found is in OUT/NAME.json, too."""
+    """Run a study and save its outcome in OUT/NAME.json."""
     study = STUDIES[name]
     check(name, lab)
     found = study.function(lab)
     suite = lab.suite()
-    parts: dict[str, object] = {}
-    if isinstance(found, dict):
-        parts["examples"] = found
-    else:
-        own = [part for part in found if isinstance(part, Table)]
-        parts["tables"] = tuple(replace(t, rows=t.rows + paper.rows(name, suite.name, t)) for t in own)
-        parts["curves"] = tuple(part for part in found if isinstance(part, Curve))
-    outcome = Outcome(name, study.paper, suite.name, study.summary, **parts)  # type: ignore[arg-type]
+    parts = [] if isinstance(found, dict) else found
+    tables = [part for part in parts if isinstance(part, Table)]
+    outcome = Outcome(
+        study=name,
+        paper=study.paper,
+        suite=suite.name,
+        summary=study.summary,
+        tables=tuple(replace(t, rows=t.rows + paper.rows(name, suite.name, t)) for t in tables),
+        curves=tuple(part for part in parts if isinstance(part, Curve)),
+        examples=found if isinstance(found, dict) else {},
+    )
     outcome.save(lab.out / f"{name}.json")
     return outcome
 

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError
-from dissensus.evaluation.outcomes import Column, Row, Table, Value
+from dissensus.evaluation.results import Results
+from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments.studies.lab import Lab, Trial
-from dissensus.experiments.studies.measures import Measures
+from dissensus.experiments.studies.measures import overview
 from dissensus.functional import scores as registry
 
 BACKBONES = ("lite0", "lite1")
@@ -20,7 +21,7 @@ def layers(lab: Lab) -> list[Table]:
     for count in (1, 2):
         suite = lab.suite(layers=count)
         trial = Trial(f"{count}", "sed-a2d", tail="backbone")
-        tables.append(Measures(lab.run([trial], suite), suite).overview("", ("layers",), [((str(count),), trial.name)]))
+        tables.append(overview(Results(lab.run([trial], suite)), "", ("layers",), [((str(count),), trial.name)]))
     return [_joined("layers that members own", tables)]
 
 
@@ -30,23 +31,25 @@ def backbones(lab: Lab) -> list[Table]:
     for name in BACKBONES:
         suite = lab.suite(backbone=name)
         trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
-        measures = Measures(lab.run(trials, suite), suite)
-        tables.append(measures.overview("", ("backbone", "method"), [((name, t.name), t.name) for t in trials]))
+        results = Results(lab.run(trials, suite))
+        tables.append(overview(results, "", ("backbone", "method"), [((name, t.name), t.name) for t in trials]))
     return [_joined("backbones", tables)]
 
 
 def scores(lab: Lab) -> list[Table]:
     """Every score on the same ensembles."""
     trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
-    measures = Measures(lab.run(trials), lab.suite())
-    told = measures.families("shift", "ood")
-    columns = tuple(Column("AUROC", name) for name in told)
+    results = Results(lab.run(trials))
+    families = results.families("shift", "ood")
+    columns = tuple(Column("AUROC", name) for name in families)
     return [
         Table(
             f"scores of {trial.name}",
             ("score",),
             columns,
-            tuple(Row((name,), tuple(measures.auroc(trial.name, f, name) for f in told)) for name in registry.SCORES),
+            tuple(
+                Row((name,), tuple(results.auroc(trial.name, f, name) for f in families)) for name in registry.SCORES
+            ),
         )
         for trial in trials
     ]
@@ -55,8 +58,8 @@ def scores(lab: Lab) -> list[Table]:
 def two_stage(lab: Lab) -> list[Table]:
     """Disagreement on samples chosen beforehand against weights found while training."""
     trials = [Trial("two-stage", "two-stage"), Trial("joint", "sed-a2d")]
-    measures = Measures(lab.run(trials), lab.suite())
-    return [measures.overview("two-stage against joint", ("type",), [((t.name,), t.name) for t in trials])]
+    results = Results(lab.run(trials))
+    return [overview(results, "two-stage against joint", ("type",), [((t.name,), t.name) for t in trials])]
 
 
 def groups(lab: Lab) -> list[Table]:
@@ -68,28 +71,27 @@ def groups(lab: Lab) -> list[Table]:
         for name, method in rows.items()
         if suite.disagreement is not None or method not in ("divdis", "a2d")
     ]
-    measures = Measures(lab.run(trials), suite)
-    family = measures.families("groups")[0]
-    inside = measures.families("id")[0]
+    results = Results(lab.run(trials))
+    family = results.families("groups")[0]
     columns = (
         Column("worst group %", "ensemble", percent=True),
         Column("worst group %", "oracle", percent=True),
         Column("accuracy %", family, percent=True),
-        Column("accuracy %", inside, percent=True),
+        Column("accuracy %", results.inside, percent=True),
     )
-    made = [
+    table_rows = [
         Row(
             (trial.name,),
             (
-                measures.value(trial.name, family, "worst_group", aggregate="prediction"),
-                measures.value(trial.name, family, "worst_group", aggregate="oracle"),
-                measures.accuracy(trial.name, family),
-                measures.accuracy(trial.name, inside),
+                results.value(trial.name, family, "worst_group", aggregate="prediction"),
+                results.value(trial.name, family, "worst_group", aggregate="oracle"),
+                results.accuracy(trial.name, family),
+                results.accuracy(trial.name, results.inside),
             ),
         )
         for trial in trials
     ]
-    return [Table("worst group, M = 4", ("method",), columns, tuple(made))]
+    return [Table("worst group, M = 4", ("method",), columns, tuple(table_rows))]
 
 
 def disagreement_data(lab: Lab) -> list[Table]:
@@ -102,10 +104,10 @@ def disagreement_data(lab: Lab) -> list[Table]:
         for method in ("a2d", "divdis")
         for name, features in where.items()
     ]
-    measures = Measures(lab.run(trials), suite)
+    results = Results(lab.run(trials))
     rows = [((trial.method, trial.name.partition(" on ")[2]), trial.name) for trial in trials]
-    note = "A set that members disagreed on in training is no test of detection any more: mind the diagonal."
-    return [measures.overview("sets to disagree on", ("method", "disagrees on"), rows, note)]
+    note = "A set that members disagreed on in training no longer tests detection: mind the diagonal."
+    return [overview(results, "sets to disagree on", ("method", "disagrees on"), rows, note)]
 
 
 def active(lab: Lab) -> list[Table]:
@@ -114,15 +116,15 @@ def active(lab: Lab) -> list[Table]:
     large = [(10, 2)] if lab.quick else [(50, 2), (50, 5), (50, 10)]
     trials = [Trial(f"M={m} I={i}", "sed-a2d", m, active=i) for m, i in small + large]
     frame = lab.run(trials)
-    measures = Measures(frame, lab.suite())
+    results = Results(frame)
     rows = [((str(trial.members), str(trial.active)), trial.name) for trial in trials]
-    table = measures.overview("members drawn for a batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
-    times = {name: _epochs(Path(runs.iloc[0])) for name, runs in frame.groupby("trial")["run"]}
+    table = overview(results, "members drawn for a batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
+    times = {name: _epochs(Path(runs.iloc[0])) for name, runs in frame.groupby("row")["run"]}
     return [
         Table(
             table.title,
             table.heads,
-            (Column("", "epoch s", best="min", digits=1), *table.columns),
+            (Column("", "epoch s", better="lower", digits=1), *table.columns),
             tuple(Row(r.names, (times[t.name], *r.cells)) for r, t in zip(table.rows, trials, strict=True)),
             table.note,
         )

@@ -32,7 +32,7 @@ def contenders(lab: Lab, rows: tuple[str, ...] = ROWS, members: int = 5) -> dict
 
 def weighted(method: str, weight: float, members: int = 5) -> Trial:
     """A method with a weight of disagreement."""
-    return Trial(f"{method} λ={weight:g}", method, members, diversity=weight, key={"weight": weight})
+    return Trial(f"{method} λ={weight:g}", method, members, diversity=weight)
 
 
 def fixed(lab: Lab, trials: list[Trial]) -> Trial:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dissensus.evaluation.outcomes import Column, Row, Table
+from dissensus.evaluation.results import Results
+from dissensus.evaluation.tables import Column, Row, Table
 from dissensus.experiments.studies.contenders import contenders, fixed
 from dissensus.experiments.studies.lab import Lab, Trial
-from dissensus.experiments.studies.measures import Measures
+from dissensus.experiments.studies.measures import best
 
 Choice = Callable[[list[Trial], str, str], str]  # trials, role, score -> the name of one
 
@@ -15,26 +16,26 @@ Choice = Callable[[list[Trial], str, str], str]  # trials, role, score -> the na
 def detection(lab: Lab) -> list[Table]:
     """Twice: the best weight for each kind of shift, as the paper chooses it, and one fixed weight."""
     groups = contenders(lab)
-    measures = Measures(lab.run([trial for trials in groups.values() for trial in trials]), lab.suite())
-    inside = measures.families("id")[0]
-    kinds = [(kind, role) for kind, role in (("covariate", "shift"), ("semantic", "ood")) if measures.families(role)]
+    results = Results(lab.run([trial for trials in groups.values() for trial in trials]))
+    inside = results.inside
+    kinds = [(kind, role) for kind, role in (("covariate", "shift"), ("semantic", "ood")) if results.families(role)]
     columns = [Column(f"{what} %", kind, percent=True) for what in ("accuracy", "members") for kind, _ in kinds]
-    columns += [Column("AUROC", name) for _, role in kinds for name in measures.families(role)]
+    columns += [Column("AUROC", name) for _, role in kinds for name in results.families(role)]
 
     def table(title: str, choose: Choice, note: str) -> Table:
         rows = []
         for score in ("bma", "pds"):
             for method, trials in groups.items():
                 if method == "single" and score == "pds":
-                    continue  # one member names one class
+                    continue  # one member predicts one class
                 chosen = {role: choose(trials, role, score) for _, role in kinds}
                 cells = [
-                    measures.accuracy(trial, inside, what)
+                    results.accuracy(trial, inside, what)
                     for what in ("prediction", "members")
                     for trial in chosen.values()
                 ]
                 cells += [
-                    measures.auroc(chosen[role], name, score) for _, role in kinds for name in measures.families(role)
+                    results.auroc(chosen[role], name, score) for _, role in kinds for name in results.families(role)
                 ]
                 rows.append(Row((method, score, ", ".join(dict.fromkeys(chosen.values()))), tuple(cells)))
         return Table(title, ("method", "score", "trials"), tuple(columns), tuple(rows), note)
@@ -42,8 +43,8 @@ def detection(lab: Lab) -> list[Table]:
     return [
         table(
             "oracle: the best weight for each kind of shift",
-            lambda trials, role, score: measures.best([trial.name for trial in trials], [role], score),
-            "Chosen with the OOD sets in hand, as the paper does: nobody can choose so in use.",
+            lambda trials, role, score: best(results, [trial.name for trial in trials], [role], score),
+            "Chosen with the OOD sets in hand, as the paper does: impossible in use.",
         ),
         table(
             "fixed: one weight for all, chosen before",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dissensus.evaluation.outcomes import Curve
+from dissensus.evaluation.results import Results
 from dissensus.experiments.studies.contenders import weighted
 from dissensus.experiments.studies.lab import Lab, Trial
-from dissensus.experiments.studies.measures import Measures
 
 WEIGHTS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 QUICK_WEIGHTS = (0.0, 0.1, 1.0)
@@ -15,17 +15,17 @@ def diversity_weight(lab: Lab) -> list[Curve]:
     """SED-A2D over a range of weights; at 0 members differ by what they have seen alone."""
     values = QUICK_WEIGHTS if lab.quick else WEIGHTS
     trials: dict[float, Trial] = {weight: weighted("sed-a2d", weight) for weight in values}
-    measures = Measures(lab.run(list(trials.values())), lab.suite())
-    everywhere, told = measures.families("id", "shift", "ood", "groups"), measures.families("shift", "ood")
+    results = Results(lab.run(list(trials.values())))
+    everywhere, detected = results.families("id", "shift", "ood", "groups"), results.families("shift", "ood")
 
     def curve(title: str, y_name: str, families: list[str], kind: str, **options: str) -> Curve:
-        read = getattr(measures, kind)
+        read = getattr(results, kind)
         lines = {name: tuple(read(trial.name, name, **options) for trial in trials.values()) for name in families}
         return Curve(title, "λ", y_name, values, lines)
 
     return [
         curve("diversity against λ", "PDS", everywhere, "diversity"),
         curve("#unique against λ", "#unique", everywhere, "diversity", score="unique"),
-        curve("detection against λ", "AUROC pds", told, "auroc"),
-        curve("accuracy against λ", "accuracy", measures.families("id", "shift"), "accuracy"),
+        curve("detection against λ", "AUROC pds", detected, "auroc"),
+        curve("accuracy against λ", "accuracy", results.families("id", "shift"), "accuracy"),
     ]

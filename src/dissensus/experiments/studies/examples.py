@@ -1,10 +1,10 @@
-"""Figure: the images that members differ most and least on, with what each of them says."""
+"""Figure: the images that members differ most and least on, with what each of them predicts."""
 
 from __future__ import annotations
 
 from dissensus.evaluation.outcomes import Example
 from dissensus.evaluation.predictions import predict
-from dissensus.evaluation.records import EXAMPLES, example, votes_in_words
+from dissensus.evaluation.saved import find_examples, votes_in_words
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.models.ensemble import Ensemble
@@ -18,20 +18,18 @@ def examples(lab: Lab) -> dict[str, tuple[Example, ...]]:
     ensemble = Ensemble.load(Run.open(frame["run"].iloc[0]).ensemble_folder)
     classes, found = suite.train.classes, dict[str, tuple[Example, ...]]()
     for s in _shown(suite):
-        samples = predict(ensemble, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset)
-        order = samples.scores["pds"].argsort(stable=True)
-        for heading, rows in (("most", order.flip(0)[:EXAMPLES]), ("least", order[:EXAMPLES])):
-            told = [example(s, samples, int(row)) for row in rows]
+        predictions = predict(ensemble, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset)
+        for heading, chosen in find_examples(s, predictions).items():
             found[f"{s.name}: {heading} divergent"] = tuple(
                 Example(
-                    picture=e["picture"],
-                    truth="none of these classes" if e["label"] is None else classes[e["label"]],
-                    answer=classes[e["prediction"]],
-                    votes=tuple(votes_in_words(e["votes"], classes)),
-                    score=e["pds"],
-                    place=f"{s.name}/{e['name']}",
+                    picture=e.picture,
+                    truth="none of these classes" if e.label is None else classes[e.label],
+                    answer=classes[e.prediction],
+                    votes=tuple(votes_in_words(e.votes, classes)),
+                    score=e.pds,
+                    place=f"{s.name}/{e.name}",
                 )
-                for e in told
+                for e in chosen
             )
     return found
 

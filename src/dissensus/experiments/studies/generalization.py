@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dissensus.evaluation.outcomes import Column, Row, Table
+from dissensus.evaluation.results import Results
+from dissensus.evaluation.tables import Column, Row, Table
 from dissensus.experiments.studies.contenders import ROWS, contenders, fixed
 from dissensus.experiments.studies.lab import Lab
-from dissensus.experiments.studies.measures import Measures
 from dissensus.functional.aggregates import AGGREGATES
 
 LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
@@ -18,16 +18,16 @@ def generalization(lab: Lab) -> list[Table]:
     for name, trials in contenders(lab, LARGE_ROWS, members=large).items():
         trial = fixed(lab, trials)
         rows.append((name, large, trial.with_name(f"{trial.name} M={large}")))
-    measures = Measures(lab.run([trial for _, _, trial in rows]), lab.suite())
-    families = measures.families("id", "shift", "groups")
+    results = Results(lab.run([trial for _, _, trial in rows]))
+    families = results.families("id", "shift", "groups")
     kinds = ("oracle", "prediction", "soup")
     columns = [Column(f"{AGGREGATES[kind].heading} %", name, percent=True) for kind in kinds for name in families]
-    made = [
+    table_rows = [
         Row(
             (name, str(1 if name == "single" else members)),
-            tuple(measures.accuracy(trial.name, family, kind) for kind in kinds for family in families),
+            tuple(results.accuracy(trial.name, family, kind) for kind in kinds for family in families),
         )
         for name, members, trial in rows
     ]
     note = "oracle: the member that is best on the very set it is shown for."
-    return [Table("accuracy", ("method", "M"), tuple(columns), tuple(made), note)]
+    return [Table("accuracy", ("method", "M"), tuple(columns), tuple(table_rows), note)]

@@ -1,4 +1,4 @@
-"""The lab: trials on a suite, trained and judged once each, whatever studies ask for them.
+"""The lab: trials on a suite, trained and evaluated once each, whatever studies ask for them.
 
 A trial's folder is named by all that its result depends on: data, method, settings, seed, initial weights. So a trial
 that two studies share is trained once, one that was killed goes on, and a change of one thing repeats only what
@@ -18,19 +18,16 @@ from typing import Any
 import pandas as pd
 from lightning.fabric import Fabric
 
-from dissensus._core.files import read_json, write_json
-from dissensus.evaluation import tables
-from dissensus.evaluation._evaluate import evaluate
+from dissensus._core.errors import RunError
+from dissensus.evaluation import saved
 from dissensus.evaluation.suite import Suite
 from dissensus.experiments import pipeline
 from dissensus.features import FeatureSet
-from dissensus.functional import scores
+from dissensus.functional import aggregates, metrics, scores
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
-
-JUDGED = "judged.csv"
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class Trial:
     options: Mapping[str, Any] = field(default_factory=dict)  # of fit(), over those of the suite
     disagreement: FeatureSet | None = None  # None: the suite's own, where the method takes one
     tail: str | None = None
-    key: Mapping[str, Any] = field(default_factory=dict)  # columns that a study tells its trials apart by
 
     def with_name(self, name: str) -> Trial:
         """The same under another name."""
@@ -81,7 +77,7 @@ class Lab:
         return self._suites[key]
 
     def run(self, trials: Sequence[Trial], suite: Suite | None = None) -> pd.DataFrame:
-        """Every trial with every seed: the frame of `evaluate`, with the trials' names and keys."""
+        """Every trial with every seed: the frame of `evaluate`, with the trials' names as `row`."""
         suite = suite or self.suite()
         frames, start, spent = [], time.monotonic(), 0
         total = len(trials) * len(self.seeds)
@@ -96,8 +92,7 @@ class Lab:
                 self.tell(f"  run {number} of {total}: {trial.name}, seed {seed}{left}")
                 self._train(folder, trial, seed, suite, ensemble, chosen, where)
                 spent += 1
-            frame = tables.read(folder / JUDGED)
-            frames.append(frame.assign(trial=trial.name, run=str(folder), **trial.key))
+            frames.append(saved.load(folder).frame.assign(row=trial.name, run=str(folder)))
         return pd.concat(frames, ignore_index=True)
 
     def _prepare(self, trial: Trial, seed: int, suite: Suite) -> tuple[Ensemble, dict[str, Any], FeatureSet | None]:
@@ -136,7 +131,10 @@ class Lab:
         return f"{trial.method}-M{len(ensemble)}-seed{seed}-{digest[:10]}"
 
     def _done(self, folder: Path, suite: Suite) -> bool:
-        return (folder / JUDGED).is_file() and read_json(folder / "judged.json") == _judged_on(suite)
+        try:
+            return saved.load(folder).about.inputs == _inputs(suite)
+        except RunError:  # none yet, or a damaged one
+            return False
 
     def _train(
         self,
@@ -152,20 +150,18 @@ class Lab:
             ensemble, suite.train, trial.method, **chosen, disagreement=where, seed=seed, out=folder,
             progress=self.progress, fabric=self.fabric,
         )  # fmt: skip
-        run = Run.open(folder)
-        frame = evaluate(
-            ensemble, suite.sets, about=run.about, classes=suite.train.classes, backbone=run.settings["backbone"],
-            held_out=suite.held_out, progress=self.progress,
+        saved.evaluate_run(
+            Run.open(folder), ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out,
+            keep="values", inputs=_inputs(suite), progress=self.progress,
         )  # fmt: skip
-        tables.write(frame, folder / JUDGED)
-        write_json(folder / "judged.json", _judged_on(suite))
 
 
-def _judged_on(suite: Suite) -> dict[str, Any]:
-    """What a run's numbers depend on besides the run."""
-    kept = None if suite.held_out is None else suite.held_out.fingerprint
-    sets = {s.name: [s.role, s.features.fingerprint, list(s.subset or ())] for s in suite.sets}
-    return {"sets": sets, "held_out": kept, "scores": sorted(scores.SCORES)}
+def _inputs(suite: Suite) -> str:
+    """A digest of what a run's values depend on besides the run."""
+    held_out = None if suite.held_out is None else suite.held_out.fingerprint
+    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] for s in suite.sets]
+    measured = [sorted(names) for names in (scores.SCORES, metrics.METRICS, aggregates.AGGREGATES)]
+    return hashlib.sha256(json.dumps([sets, held_out, measured]).encode()).hexdigest()
 
 
 def _duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dissensus.evaluation.outcomes import Column, Row, Table, Value
+from dissensus.evaluation.tables import Column, Row, Table, Value
 
 Key = tuple[str, str]  # group and name of a column
 

@@ -1,0 +1,49 @@
+"""Names for runs side by side: the method, and whatever else differs between them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HIDDEN = ("start", "train", "disagreement", "classes")  # fingerprints and lists
+
+
+def name_runs(settings: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[tuple[str, str]]:
+    """Name every run among the others.
+
+    Args:
+        settings: of each run; `method` and `seed` are required.
+        folders: where each is; part of the name where nothing else differs.
+
+    Returns:
+        For each run the name of its row in a table, which runs that differ only in their seed share, and its own name.
+    """
+    plain = [_plain(own) for own in settings]
+    keys = [json.dumps({k: v for k, v in own.items() if k != "seed"}, sort_keys=True) for own in plain]
+    counts = Counter(zip(keys, (own["seed"] for own in plain), strict=True))
+    names = []
+    for own, key, folder in zip(plain, keys, folders, strict=True):
+        same = [other for other in plain if other["method"] == own["method"]]
+        differing = [k for k in own if k != "seed" and len({json.dumps(other.get(k)) for other in same}) > 1]
+        row = " ".join([str(own["method"]), *(f"{k}={_short(own[k])}" for k in differing)])
+        if counts[key, own["seed"]] > 1 and folder:  # they differ in data or initial weights
+            row = f"{row} ({folder})"
+        several = len({seed for other, seed in counts if other == key}) > 1
+        names.append((row, f"{row}, seed {own['seed']}" if several else row))
+    return names
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by which people distinguish runs."""
+    plain = {k: v for k, v in settings.items() if k not in HIDDEN and not isinstance(v, dict | list)}
+    if isinstance(tail := settings.get("tail"), dict):
+        plain["tail"] = tail.get("name")
+    if isinstance(backbone := settings.get("backbone"), dict):
+        plain["backbone"] = "-".join(str(backbone.get(k, "")) for k in ("name", "layers", "size"))
+    return plain
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

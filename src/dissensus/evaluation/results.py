@@ -1,0 +1,227 @@
+"""Results: the values of several runs, and the tables made of them.
+
+>>> results = Results(evaluate(ensemble, suite.sets))         # doctest: +SKIP
+>>> print(results.summary())                                  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.files import make_folder, replacing
+from dissensus.evaluation._evaluate import ABOUT, COLUMNS
+from dissensus.evaluation._naming import name_runs
+from dissensus.evaluation.tables import Column, Row, Table, Value
+from dissensus.functional import metrics
+
+SUFFIXES = (".csv", ".json", ".md", ".tex")
+LABELLED = ("id", "shift", "groups")
+DETECTED = ("shift", "ood")
+DIVERSITY = {"unique": "#unique", "pds": "PDS"}  # scores whose mean says how diverse members are
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Which value a column shows: a metric on a family of sets, by an aggregate or by a score."""
+
+    metric: str
+    family: str
+    aggregate: str = ""
+    score: str = ""
+    heading: str = ""  # "": the metric's own
+
+    @property
+    def column(self) -> Column:
+        """The column, as the metric's entry in METRICS describes it."""
+        metric = metrics.describe(self.metric)
+        heading = self.heading or metric.heading
+        return Column(f"{heading} %" if metric.percent else heading, self.family, metric.better, metric.percent)
+
+
+class Results:
+    """Values of several runs: means over the sets of a family, mean and deviation over seeds.
+
+    Args:
+        frame: one or several frames of `evaluate`, concatenated. A column `row` gives the name of the table row that
+            each run belongs to; without it, runs that differ only in their seed share a row.
+
+    Attributes:
+        rows: names of the rows, in order.
+        seeds: row -> number of runs.
+        methods: row -> method.
+        roles: family -> role, the id family first.
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        if "row" not in frame:
+            runs = frame[list(ABOUT)].drop_duplicates()
+            named = name_runs(runs.drop(columns="run").to_dict("records"), runs["run"].tolist())  # type: ignore[arg-type]
+            frame = frame.merge(runs.assign(row=[row for row, _ in named]), on=list(ABOUT))
+        self.frame = frame
+        self.rows: list[str] = list(dict.fromkeys(frame["row"]))
+        by_row = frame.groupby("row")
+        self.seeds = {row: len(own[["run", "seed"]].drop_duplicates()) for row, own in by_row}
+        self.methods = {row: str(own["method"].iloc[0]) for row, own in by_row}
+        roles = dict(zip(frame["family"], frame["role"], strict=True))
+        self.roles: dict[str, str] = dict(sorted(roles.items(), key=lambda item: item[1] != "id"))
+        keys = ["row", "family", "metric", "aggregate", "score"]
+        means = frame.groupby([*keys, "run", "seed"], sort=False)["value"].mean()
+        self._values = {key: Value.of(values) for key, values in means.groupby(keys, sort=False)}
+
+    def families(self, *roles: str) -> list[str]:
+        """The families of these roles, in the suite's order."""
+        return [family for family, role in self.roles.items() if role in roles]
+
+    @property
+    def inside(self) -> str:
+        """The id family."""
+        return self.families("id")[0]
+
+    def value(self, row: str, family: str, metric: str, *, aggregate: str = "", score: str = "") -> Value | None:
+        """One value; None where it was not measured."""
+        return self._values.get((row, family, metric, aggregate, score))
+
+    def accuracy(self, row: str, family: str, aggregate: str = "prediction") -> Value | None:
+        """Accuracy of an aggregate."""
+        return self.value(row, family, "accuracy", aggregate=aggregate)
+
+    def auroc(self, row: str, family: str, score: str = "pds") -> Value | None:
+        """How well a score separates the family from the id set."""
+        return self.value(row, family, "auroc", score=score)
+
+    def diversity(self, row: str, family: str, score: str = "pds") -> Value | None:
+        """The mean of PDS, or of #unique, over the samples."""
+        return self.value(row, family, "mean", score=score)
+
+    def table(
+        self,
+        title: str,
+        measures: Sequence[Measure],
+        *,
+        heads: Sequence[str] = ("method",),
+        rows: Iterable[tuple[Sequence[str], str]] | None = None,
+        note: str = "",
+    ) -> Table:
+        """A table of these measures.
+
+        Args:
+            title: of the table.
+            measures: one per column.
+            heads: headings of the rows' names.
+            rows: (names, row) for each row of the table; by default every row under its own name.
+            note: a line below.
+        """
+        cells = [
+            Row(tuple(names), tuple(self._cell(row, measure) for measure in measures))
+            for names, row in ([((row,), row) for row in self.rows] if rows is None else rows)
+        ]
+        return Table(title, tuple(heads), tuple(measure.column for measure in measures), tuple(cells), note)
+
+    def _cell(self, row: str, m: Measure) -> Value | None:
+        return self.value(row, m.family, m.metric, aggregate=m.aggregate, score=m.score)
+
+    def _metrics(self, kind: str) -> list[str]:
+        """Names of the metrics of a kind that were measured, those registered first."""
+        column = "aggregate" if kind == "answers" else "score"
+        names = list(dict.fromkeys(self.frame.loc[self.frame[column] != "", "metric"]))
+        return [name for name in names if name not in metrics.METRICS or metrics.METRICS[name].kind == kind]
+
+    def _id_accuracy(self, aggregate: str = "prediction") -> list[Measure]:
+        """Of ensemble and members: beside every AUROC, since members near chance can make a good detector."""
+        return [
+            Measure("accuracy", self.inside, aggregate),
+            Measure("accuracy", self.inside, "members", heading="members"),
+        ]
+
+    def _diversity(self) -> list[Measure]:
+        return [Measure("mean", f, score=score, heading=h) for score, h in DIVERSITY.items() for f in self.roles]
+
+    def summary(self, *, score: str = "pds", aggregate: str = "prediction", title: str = "") -> Table:
+        """The headline metrics of every row, by one aggregate and one score, and diversity."""
+        measures = self._id_accuracy(aggregate)
+        headlines = [name for name in self._metrics("answers") if metrics.describe(name).headline]
+        answers = [Measure(name, family, aggregate) for name in headlines for family in self.families(*LABELLED)]
+        measures += [measure for measure in answers if measure not in measures]
+        for name in self._metrics("detection"):
+            if (metric := metrics.describe(name)).headline:
+                heading = f"{metric.heading} {score}"
+                measures += [Measure(name, f, score=score, heading=heading) for f in self.families(*DETECTED)]
+        return self.table(title, [*measures, *self._diversity()]).without_blanks()
+
+    def quality(self) -> Table:
+        """Every metric of answers: how good the ensembles are, alone and together, and how well calibrated."""
+        labelled, (first, *others) = self.families(*LABELLED), self._metrics("answers")
+        measures = [Measure(first, family, "prediction") for family in labelled]
+        measures += [Measure(first, self.inside, "members", heading="members")]
+        measures += [Measure(first, self.inside, "oracle", heading="best member")]
+        measures += [Measure(name, family, "prediction") for name in others for family in labelled]
+        return self.table("Accuracy and calibration", measures).without_blanks()
+
+    def by_aggregate(self) -> Table:
+        """Accuracy of every aggregate."""
+        names = [name for name in dict.fromkeys(self.frame["aggregate"]) if name]
+        families = self.families(*LABELLED)
+        columns = tuple(Measure("accuracy", family).column for family in families)
+        rows = tuple(
+            Row((row, name), tuple(self.accuracy(row, family, name) for family in families))
+            for row in self.rows
+            for name in names
+        )
+        note = "prediction: mean logits; oracle: the best member, chosen with the labels of the test set."
+        return Table("Ways to join the members", ("method", "aggregate"), columns, rows, note).without_blanks()
+
+    def detection(self, score: str) -> Table:
+        """Every detection metric of one score, beside the id accuracy."""
+        names = self._metrics("detection")
+        measures = [Measure(name, family, score=score) for name in names for family in self.families(*DETECTED)]
+        described = [metrics.describe(name) for name in names]
+        note = " ".join(f"{metric.heading}: {metric.summary}" for metric in described)
+        return self.table(f"OOD detection by {score}", [*self._id_accuracy(), *measures], note=note).without_blanks()
+
+    def by_score(self, names: Sequence[str]) -> Table:
+        """AUROC of every score."""
+        families = self.families(*DETECTED)
+        columns = tuple(Measure("auroc", family).column for family in families)
+        rows = tuple(
+            Row((row, name), tuple(self.auroc(row, family, name) for family in families))
+            for row in self.rows
+            for name in names
+        )
+        return Table("All scores", ("method", "score"), columns, rows).without_blanks()
+
+    def by_diversity(self) -> Table:
+        """How many classes the members predict for a sample."""
+        note = "Neither high nor low is good by itself: low on id and high elsewhere is."
+        return self.table("Diversity: classes predicted per sample", self._diversity(), note=note).without_blanks()
+
+
+def write(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame of `evaluate` atomically, in the format that the suffix names: .csv, .json, .md or .tex."""
+    if path.suffix not in SUFFIXES:
+        raise DissensusError(f"results are written as {', '.join(SUFFIXES)}; got {path.suffix!r}: choose one of those")
+    frame = frame[list(COLUMNS)]
+    text = {
+        ".csv": lambda: frame.to_csv(index=False),
+        ".json": lambda: frame.to_json(orient="records", indent=1) + "\n",
+        ".md": lambda: frame.to_markdown(index=False, floatfmt=".4g") + "\n",
+        ".tex": lambda: frame.style.format(precision=4, escape="latex").hide(axis="index").to_latex(hrules=True),
+    }[path.suffix]()
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read(path: Path) -> pd.DataFrame:
+    """A frame of `evaluate` from the CSV that `write` wrote."""
+    try:
+        frame = pd.read_csv(path, keep_default_na=False, dtype={"run": str, "method": str})
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read results from {path}: {error}; evaluate the run again") from error
+    if list(frame.columns) != list(COLUMNS):
+        raise RunError(f"{path} is not a table of results: its columns must be {', '.join(COLUMNS)}")
+    return frame.assign(value=pd.to_numeric(frame["value"], errors="coerce"))

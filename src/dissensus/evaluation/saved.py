@@ -1,0 +1,242 @@
+"""Saved evaluations: what was measured of a run, in its folder, for reports and studies.
+
+RUN/evaluation/evaluation.json       suite, classes, sets with roles and families, examples
+RUN/evaluation/results.csv           the frame of evaluate()
+RUN/evaluation/set-00.safetensors    the predictions for a set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pandas as pd
+import torch
+from pydantic import field_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from dissensus._core import documents
+from dissensus._core.documents import Document, Part
+from dissensus._core.errors import RunError
+from dissensus._core.files import make_folder, replacing
+from dissensus.evaluation import results
+from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
+from dissensus.evaluation.predictions import Predictions
+from dissensus.evaluation.suite import Role, SuiteSet
+from dissensus.features import FeatureSet
+from dissensus.images import BadImage
+from dissensus.images.thumbnails import thumbnail
+from dissensus.models.ensemble import Ensemble
+from dissensus.training.run import Run
+
+FOLDER, DOCUMENT = "evaluation", "evaluation.json"
+EXAMPLES = 6  # images of a set with the highest PDS, and as many with the lowest
+AGAIN = "evaluate the run again"
+
+
+class Example(Part):
+    """One image and its predictions: classes by number, votes by member."""
+
+    picture: str
+    name: str
+    row: int
+    label: int | None
+    prediction: int
+    confidence: float
+    votes: tuple[int, ...]
+    pds: float
+
+
+class SavedSet(Part):
+    """A set that was evaluated on; `examples` are those that members differ on "most" and "least"."""
+
+    name: str
+    role: Role
+    family: str
+    count: int
+    examples: dict[str, tuple[Example, ...]]
+
+
+class EvaluationDocument(Document):
+    """evaluation.json. `inputs` identifies what the values depend on besides the run, where the writer said so."""
+
+    remedy: ClassVar[str] = AGAIN
+
+    format: Literal["dissensus-evaluation-1"] = "dissensus-evaluation-1"
+    suite: str
+    summary: str
+    classes: tuple[str, ...]
+    sets: tuple[SavedSet, ...]
+    inputs: str = ""
+
+    @field_validator("sets")
+    @classmethod
+    def _one_id_set(cls, sets: tuple[SavedSet, ...]) -> tuple[SavedSet, ...]:
+        if [s.role for s in sets].count("id") != 1:
+            raise ValueError("there must be exactly one id set")
+        return sets
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A saved evaluation: its document, the frame of `evaluate`, and predictions on demand."""
+
+    about: EvaluationDocument
+    frame: pd.DataFrame
+    folder: Path
+
+    def predictions(self, name: str) -> Predictions:
+        """The predictions for the set of that name.
+
+        Raises:
+            RunError: if they were not saved, or cannot be read.
+        """
+        number = next(i for i, s in enumerate(self.about.sets) if s.name == name)
+        path = self.folder / f"set-{number:02d}.safetensors"
+        try:
+            tensors = load_file(path)
+            scores = {key.removeprefix("score."): value for key, value in tensors.items() if key.startswith("score.")}
+            return Predictions(
+                tensors.get("labels"), tensors["prediction"], tensors["confidence"], tensors["votes"], scores
+            )
+        except (OSError, SafetensorError, KeyError) as error:
+            raise RunError(f"{path} is missing or damaged ({error}): {AGAIN}") from error
+
+
+def evaluate_run(
+    run: Run,
+    ensemble: Ensemble,
+    sets: Sequence[SuiteSet],
+    *,
+    suite: str,
+    summary: str = "",
+    held_out: FeatureSet | None = None,
+    protocol: Protocol = "mask",
+    keep: Literal["predictions", "values", "nothing"] = "predictions",
+    inputs: str = "",
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Evaluate a trained run and keep what was measured in its folder.
+
+    Args:
+        run: the run.
+        ensemble: its members.
+        sets: to evaluate on; see `evaluate`.
+        suite: name of the suite that the sets are of.
+        summary: a line about the suite.
+        held_out: labelled features on which the greedy soup is chosen.
+        protocol: see `evaluate`.
+        keep: "predictions" for everything, "values" for the frame only, or "nothing".
+        inputs: a digest of what the values depend on besides the run, to be compared with later.
+        progress: show a progress bar when stderr is a terminal.
+
+    Returns:
+        The frame of `evaluate`.
+    """
+    classes = run.settings["classes"]
+    predictions = predict_sets(
+        ensemble, sets, classes=classes, backbone=run.settings.get("backbone"), held_out=held_out, protocol=protocol,
+        progress=progress,
+    )  # fmt: skip
+    frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
+    if keep != "nothing":
+        shown = predictions if keep == "predictions" else {}
+        save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+    return frame
+
+
+def save(
+    run: Path,
+    frame: pd.DataFrame,
+    sets: Sequence[SuiteSet],
+    predictions: Mapping[str, Predictions],
+    *,
+    suite: str,
+    classes: Sequence[str],
+    summary: str = "",
+    inputs: str = "",
+) -> None:
+    """Write an evaluation into a run folder, in place of a former one; `predictions` by name, of some sets or none."""
+    folder = run / FOLDER
+    make_folder(folder)
+    (folder / DOCUMENT).unlink(missing_ok=True)  # written last: without it there is no evaluation
+    saved = []
+    for number, s in enumerate(sets):
+        path, examples = folder / f"set-{number:02d}.safetensors", {}
+        path.unlink(missing_ok=True)
+        if s.name in predictions:
+            _save_predictions(path, predictions[s.name])
+            examples = find_examples(s, predictions[s.name])
+        saved.append(
+            SavedSet(name=s.name, role=s.role, family=s.family or s.name, count=len(s.features), examples=examples)
+        )
+    results.write(frame, folder / "results.csv")
+    document = EvaluationDocument(
+        suite=suite, summary=summary, classes=tuple(classes), sets=tuple(saved), inputs=inputs
+    )
+    documents.write(folder / DOCUMENT, document)
+
+
+def _save_predictions(path: Path, found: Predictions) -> None:
+    tensors = {f"score.{name}": values.float().contiguous() for name, values in found.scores.items()}
+    tensors |= {"prediction": found.prediction, "confidence": found.confidence.float(), "votes": found.votes}
+    if found.labels is not None:
+        tensors["labels"] = found.labels.contiguous()
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def is_saved(run: Path, *, predictions: bool = False) -> bool:
+    """Whether a run folder has an evaluation, and with `predictions`, one with predictions."""
+    folder = run / FOLDER
+    return (folder / DOCUMENT).is_file() and not (predictions and not any(folder.glob("set-*.safetensors")))
+
+
+def load(run: Path) -> Evaluation:
+    """The evaluation in a run folder.
+
+    Raises:
+        RunError: if there is none, or it is damaged.
+    """
+    if not is_saved(run):
+        raise RunError(f"{run} has not been evaluated yet: dissensus evaluate {run} --suite SUITE")
+    folder = run / FOLDER
+    return Evaluation(
+        documents.read(EvaluationDocument, folder / DOCUMENT), results.read(folder / "results.csv"), folder
+    )
+
+
+def find_examples(s: SuiteSet, predictions: Predictions) -> dict[str, tuple[Example, ...]]:
+    """The images of a set that members differ on "most" and "least" by PDS; {} if its images are not known."""
+    if s.images is None:
+        return {}
+    order = predictions.scores["pds"].argsort(stable=True)
+    chosen = {"most": order.flip(0)[:EXAMPLES], "least": order[:EXAMPLES]}
+    return {heading: tuple(_example(s, predictions, int(row)) for row in rows) for heading, rows in chosen.items()}
+
+
+def _example(s: SuiteSet, predictions: Predictions, row: int) -> Example:
+    assert s.images is not None
+    try:
+        picture = thumbnail(s.images.image(row))
+    except BadImage:  # it was readable when features were extracted
+        picture = ""
+    return Example(
+        picture=picture,
+        name=s.images.names[row],
+        row=row,
+        label=None if predictions.labels is None else int(predictions.labels[row]),
+        prediction=int(predictions.prediction[row]),
+        confidence=round(float(predictions.confidence[row]), 4),
+        votes=tuple(predictions.votes[:, row].tolist()),
+        pds=round(float(predictions.scores["pds"][row]), 4),
+    )
+
+
+def votes_in_words(votes: Sequence[int], classes: Sequence[str]) -> list[str]:
+    """Members' votes, the most frequent class first: 3 x dog, 2 x cat."""
+    counts = torch.bincount(torch.as_tensor(votes), minlength=len(classes))
+    return [f"{int(counts[i])} x {classes[int(i)]}" for i in counts.argsort(descending=True) if counts[i] > 0]

@@ -1,0 +1,131 @@
+"""Results: means over sets of a family and over seeds, the tables made of them, files."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from dissensus import report
+from dissensus._core.errors import DissensusError, RunError
+from dissensus.evaluation import results
+from dissensus.evaluation._evaluate import evaluate
+from dissensus.evaluation.results import Results
+from dissensus.evaluation.tables import Table, Value
+from dissensus.functional import aggregates, metrics
+from tests.evaluation.conftest import value
+
+
+def cell(table: Table, group: str, name: str, row: int = 0) -> Value:
+    (place,) = [j for j, column in enumerate(table.columns) if (column.group, column.name) == (group, name)]
+    found = table.rows[row].cells[place]
+    assert found is not None
+    return found
+
+
+def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(frame):
+    table = Results(frame).summary()
+    groups = [column.group for column in table.columns]
+    assert [(c.group, c.name) for c in table.columns[:2]] == [("accuracy %", "id"), ("members %", "id")]
+    assert groups.index("members %") < groups.index("AUROC pds")
+    mean = (value(frame, dataset="noisy-1", score="pds", metric="auroc")
+            + value(frame, dataset="noisy-5", score="pds", metric="auroc")) / 2  # fmt: skip
+    assert cell(table, "AUROC pds", "noisy").mean == pytest.approx(mean)
+    assert ("worst group %", "halves") in [(c.group, c.name) for c in table.columns]
+    text = table.text(width=500)
+    assert "sed-a2d" in text
+    assert f"{100 * cell(table, 'accuracy %', 'id').mean:.1f}" in text
+    assert len({len(line) for line in text.splitlines()}) == 1, "columns must line up"
+    narrow = table.text(width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.count("method") > 1
+
+
+def test_seeds_are_averaged_and_equal_methods_told_apart(frame):
+    other = frame.assign(seed=1, value=frame["value"] + 0.1)
+    both = Results(pd.concat([frame, other]))
+    assert both.rows == ["sed-a2d"]
+    assert both.seeds == {"sed-a2d": 2}
+    alone = cell(Results(frame).summary(), "accuracy %", "id").mean
+    assert cell(both.summary(), "accuracy %", "id") == Value(
+        pytest.approx(alone + 0.05), pytest.approx(0.1 / 2**0.5), 2
+    )
+    weights = Results(pd.concat([frame, frame.assign(diversity=2.0)]))
+    assert weights.rows == ["sed-a2d diversity=0.5", "sed-a2d diversity=2"]
+    folders = Results(pd.concat([frame.assign(run="first"), frame.assign(run="second")]))
+    assert folders.rows == ["sed-a2d (first)", "sed-a2d (second)"]
+    mixed = Results(pd.concat([frame, frame.assign(method="single"), other]))
+    assert mixed.rows == ["sed-a2d", "single"]
+
+
+def test_tables_of_a_report_are_made_of_the_frame(frame):
+    found = Results(frame)
+    assert list(found.roles) == ["id", "noisy", "away", "halves"]
+    quality = found.quality()
+    assert [c.group for c in quality.columns if c.name == "id"] == [
+        "accuracy %", "members %", "best member %", "NLL", "Brier", "ECE",
+    ]  # fmt: skip
+    assert cell(quality, "NLL", "halves").mean == value(frame, dataset="halves", aggregate="prediction", metric="nll")
+    assert [row.names[1] for row in found.by_aggregate().rows] == list(aggregates.AGGREGATES)
+    detection = found.detection("bma")
+    assert cell(detection, "FPR95 %", "away").mean == value(frame, dataset="away", score="bma", metric="fpr95")
+    assert "FPR95: Share of OOD samples" in detection.note
+    assert [row.names[1] for row in found.by_score(["pds", "unique"]).rows] == ["pds", "unique"]
+    assert {column.group for column in found.by_diversity().columns} == {"#unique", "PDS"}
+
+
+def test_new_metrics_and_aggregates_are_in_every_table_that_they_concern(ensemble, sets, monkeypatch):
+    monkeypatch.setattr(metrics, "METRICS", metrics.METRICS.copy())
+    monkeypatch.setattr(aggregates, "AGGREGATES", aggregates.AGGREGATES.copy())
+
+    @metrics.register(heading="errors", better="lower", percent=True)
+    def errors(correct):
+        return float(1 - correct.mean())
+
+    @metrics.register(heading="gap", better="higher", headline=False)
+    def gap(id_scores, ood_scores):
+        return float(ood_scores.mean() - id_scores.mean())
+
+    @aggregates.register("largest logit", kind="logits")
+    def largest(logits):
+        return logits.amax(0).log_softmax(-1)
+
+    found = Results(evaluate(ensemble, sets, progress=False))
+    assert 0 <= cell(found.summary(), "errors %", "noisy").mean <= 1
+    assert cell(found.quality(), "errors %", "id").mean < 0.5
+    assert cell(found.detection("pds"), "gap", "away").mean != 0
+    assert not any(column.group == "gap" for column in found.summary().columns)
+    assert "largest" in [row.names[1] for row in found.by_aggregate().rows]
+    assert "errors % id" in found.summary(aggregate="largest").markdown()
+
+
+def test_files_by_suffix(frame, tmp_path):
+    results.write(frame, tmp_path / "r.csv")
+    back = results.read(tmp_path / "r.csv")
+    pd.testing.assert_frame_equal(back, frame.reset_index(drop=True), check_dtype=False)
+    results.write(frame, tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())[0]["method"] == "sed-a2d"
+    results.write(frame.head(3), tmp_path / "r.md")
+    assert (tmp_path / "r.md").read_text().startswith("| method")
+    results.write(frame.head(3), tmp_path / "r.tex")
+    assert r"\begin{tabular}" in (tmp_path / "r.tex").read_text()
+    results.write(frame, tmp_path / "all.tex")
+    assert r"worst\_group" in (tmp_path / "all.tex").read_text()
+    with pytest.raises(DissensusError, match=r"written as \.csv"):
+        results.write(frame, tmp_path / "r.xlsx")
+    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(RunError, match="not a table of results"):
+        results.read(tmp_path / "foreign.csv")
+
+
+def test_the_simple_page_is_self_contained_and_marks_the_best(frame, tmp_path):
+    better = frame.assign(method="<other>", value=frame["value"] + 0.01)
+    section = report.Section("mine", "a & b", pd.concat([frame, better]))
+    report.write([section], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script" not in page
+    assert "&lt;other&gt;" in page
+    best = f"<strong>{100 * value(better, dataset='id', aggregate='prediction', metric='accuracy'):.1f}</strong>"
+    assert best in page
