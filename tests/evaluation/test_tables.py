@@ -43,7 +43,7 @@ def test_text_fits_its_width_and_keeps_columns_of_a_group_together(width):
     for part in ("91.0*", "85.0 ± 5.0*", "0.100*", "0.010", "7.000", "sed & co  y (paper)", "A note."):
         assert part in text
     bands = text.count("method")
-    assert bands == (1 if width >= 80 else 2 if width == 60 else 4)
+    assert bands == (1 if width >= 80 else 2 if width == 60 else 3)
     if width == 200:
         assert re.search(r"accuracy % +members % +ECE", text)
         assert re.search(r"id +C-1 +id +<b>", text)
