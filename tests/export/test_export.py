@@ -26,14 +26,14 @@ from safetensors.torch import load_file, save_file
 
 from dissensus import backbones
 from dissensus._core import extras
-from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.errors import DissensusError, RunError, UnknownNameError
 from dissensus._core.files import assembling
-from dissensus.backbones import engines, tracing
+from dissensus.backbones import engines, surgery, tracing
 from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.experiments import pipeline
-from dissensus.export import checkpoint, hub, onnx, parity
+from dissensus.export import EXPORTS, Written, checkpoint, export, hub, onnx, parity, register, targets
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
 from dissensus.models import tails
@@ -178,7 +178,7 @@ def test_another_tail_and_aggregate_and_no_calibration(tmp_path):
 @needs_onnx
 def test_a_tail_that_does_not_tell_its_width_is_refused(tmp_path):
     custom = torch.nn.Sequential(torch.nn.Linear(6, 3))
-    with pytest.raises(DissensusError, match="features need a known width, and this detector names none"):
+    with pytest.raises(DissensusError, match="features need a known width, and this detector has none"):
         onnx.write(Detector(Ensemble(custom, members=3), NAMES), tmp_path / "d.onnx")
 
 
@@ -262,7 +262,7 @@ def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
     for name in ("numpys", "burnt"):
         detector = Detector(ensemble, NAMES).calibrate(held_out, score=["pds", name])
         with pytest.raises(
-            DissensusError, match=rf"made of torch functions.*; {name} is not \(.*\): rewrite it"
+            DissensusError, match=rf"consist of torch functions.*; {name} does not \(.*\): rewrite it"
         ) as told:
             onnx.write(detector, tmp_path / "other.onnx")
         assert "\n" not in str(told.value)
@@ -281,7 +281,7 @@ def test_an_output_that_differs_is_refused(name):
     }  # fmt: skip
     parity.check(detector, logits, right)
     wrong = {"label": 1 - right["label"], "verdict": ~right["verdict"]}.get(name, right[name] + 1e-2)
-    with pytest.raises(DissensusError, match=f"an export must say what PyTorch says; its {name} differs"):
+    with pytest.raises(DissensusError, match=f"an export must agree with PyTorch; its {name} differs"):
         parity.check(detector, logits, {**right, name: wrong})
 
 
@@ -346,7 +346,7 @@ def test_tails_that_timm_cannot_hold(tmp_path):
 
 
 def test_a_soup_that_timm_would_run_otherwise_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_put_back", lambda model, soup: None)
+    monkeypatch.setattr(surgery, "join", lambda model, trunk, tail: None)
     with pytest.raises(DissensusError, match=r"cannot hold the tail; with it, timm's tf_efficientnet_lite0 differs"):
         checkpoint.write(of_images("lite0", 1), tmp_path / "soup.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -537,7 +537,7 @@ def test_the_command_writes_each_kind(photos, tmp_path, capsys):
     run = photos / "run"
     code, out, err = command(capsys, run, "--to", "onnx", "--out", tmp_path / "new" / "d.onnx", "--input", "features")
     assert (code, out) == (0, f"{tmp_path / 'new' / 'd.onnx'}\n")
-    assert "MB) for ONNX Runtime, checked against PyTorch" in err
+    assert "MB): for ONNX Runtime, checked against PyTorch" in err
     assert "warning" not in err
     code, out, err = command(capsys, run, "--to", "timm", "--out", tmp_path / "s.safetensors")
     assert code == 0
@@ -547,6 +547,25 @@ def test_the_command_writes_each_kind(photos, tmp_path, capsys):
     code, out, err = command(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
     assert (code, out) == (0, f"{tmp_path / 'mine'}\n")
     assert "hf upload OWNER/NAME" in err
+
+
+def test_a_target_of_yours_takes_one_function(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(targets, "EXPORTS", EXPORTS.copy())
+
+    @register("numpy")
+    def to_numpy(run: Run, out: Path, *, input: str = "weights") -> Written:
+        """The members' weights as one .npz file."""
+        ensemble = Ensemble.load(run.ensemble_folder)
+        np.savez(out, **{name: value.detach().numpy() for name, value in ensemble.stacked().items()})
+        return Written(out, "for NumPy", f"numpy.load({str(out)!r}) # {input}")
+
+    written = export(run, "numpy", tmp_path / "w.npz")
+    assert np.load(tmp_path / "w.npz")["weight"].shape == (4, 3, 6)
+    code, out, err = command(capsys, run, "--to", "numpy", "--out", tmp_path / "w.npz")
+    assert (code, out) == (0, f"{written.code}\n")
+    assert "MB): for NumPy" in err
+    with pytest.raises(UnknownNameError, match="unknown export target 'nunpy': did you mean 'numpy'"):
+        export(run, "nunpy", tmp_path / "w.npz")
 
 
 def test_an_uncalibrated_run_is_told_of(run, tmp_path, capsys):
@@ -568,13 +587,17 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
         ([run, "--to", "onnx", "--out", ""], "--out must name something"),
         ([run, "--to", "onnx", "--out", "{}/notes.txt/d.onnx"], "cannot make the folder"),
         ([run, "--to", "onnx", "--out", "{}/d.onnx", "--input", "images"], "--input images needs a trunk"),
-        ([run, "--to", "hub", "--out", "{}/d", "--input", "images"], "--input is about --to onnx"),
+        ([run, "--to", "hub", "--out", "{}/d", "--input", "images"], "--input is not an option of --to hub"),
         ([run, "--to", "timm", "--out", "{}/s.safetensors"], "features that name no backbone"),
         ([run, "--to", "timm", "--out", "{}/other.safetensors"], "other.safetensors is something else"),
         ([run, "--to", "hub", "--out", "{}/notes.txt"], "notes.txt is a file: choose another --out"),
         ([run, "--to", "hub", "--out", run], "must be a new or an empty folder"),
-        ([run, "--to", "hub", "--out", "/"], "a folder of its own"),
-        ([run, "--to", "coreml", "--out", "{}/d"], "--to cannot be 'coreml'"),
+        ([run, "--to", "hub", "--out", "/"], "--out must name a new folder"),
+        ([run, "--to", "coreml", "--out", "{}/d"], "unknown export target 'coreml': known: hub, onnx, timm"),
+        (
+            [run, "--to", "onx", "--out", "{}/d"],
+            "unknown export target 'onx': did you mean 'onnx'? known: hub, onnx, timm",
+        ),
         ([run, "--to", "hub"], "required, but not given: out"),
         (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),
         (["{}/half", "--to", "hub", "--out", "{}/d"], "is not finished"),

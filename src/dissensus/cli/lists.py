@@ -7,7 +7,18 @@ from typing import Any
 
 from dissensus.cli.parser import Arguments
 
-LISTS = ("backbones", "methods", "scores", "aggregates", "suites", "studies", "tails", "corruptions", "engines")
+LISTS = (
+    "backbones",
+    "methods",
+    "scores",
+    "aggregates",
+    "suites",
+    "studies",
+    "tails",
+    "corruptions",
+    "engines",
+    "exports",
+)
 EXAMPLE = "dissensus list methods"
 PLAIN: Arguments = {"what": {"choices": LISTS, "help": ", ".join(LISTS)}}
 
@@ -16,11 +27,12 @@ def list_(what: str) -> None:
     """Say what there is to choose from, a line each.
 
     Args:
-        what: backbones, methods, scores, aggregates, suites, studies, tails, corruptions or engines.
+        what: backbones, methods, scores, aggregates, suites, studies, tails, corruptions, engines or exports.
     """
     from dissensus import backbones, suites
     from dissensus.backbones import engines
     from dissensus.experiments import studies
+    from dissensus.export import EXPORTS
     from dissensus.functional import aggregates, scores
     from dissensus.images import corruptions
     from dissensus.models import tails
@@ -39,6 +51,7 @@ def list_(what: str) -> None:
         ),
         "corruptions": lambda: dict.fromkeys(corruptions.CORRUPTIONS, "severities 1 to 5, as ImageNet-C"),
         "engines": lambda: _first_lines(engines.ENGINES),
+        "exports": lambda: _first_lines(EXPORTS),
     }
     lines = makers[what]()
     width = max(map(len, lines))

@@ -1,12 +1,16 @@
-"""Trained runs for elsewhere: one ONNX file, a timm checkpoint of the soup, a folder for the Hugging Face hub.
+"""Trained runs for use elsewhere: one ONNX file, a timm checkpoint of the soup, a folder for the Hugging Face hub.
 
-onnx.write(detector, Path("detector.onnx"))
-checkpoint.write(detector, Path("soup.safetensors"))
-hub.write(detector, Run.open("runs/mine"), Path("mine"))
+export("runs/mine", "onnx", "detector.onnx")
 """
 
 from __future__ import annotations
 
-from dissensus.export import checkpoint, hub, onnx
+import importlib
+import pkgutil
 
-__all__ = ["checkpoint", "hub", "onnx"]
+from dissensus.export.targets import EXPORTS, Written, export, register
+
+__all__ = ["EXPORTS", "Written", "export", "register"]
+
+for _module in pkgutil.iter_modules(__path__):  # targets register themselves
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,4 +1,4 @@
-"""The model card of a detector, the README.md of its folder on the hub."""
+"""The model card of a detector: the README.md of its folder on the hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dissensus.evaluation import saved
 from dissensus.evaluation.results import Results
 from dissensus.training.run import Run
 
-SHOWN = 50  # classes by name; config.json has them all
+SHOWN = 50  # class names; config.json has them all
 
 HEADER = """---
 library_name: dissensus
-# license: yours to choose, of what the weights and the training data allow
+# license: choose one that the weights and the training data allow
 {pipeline}tags:
 - out-of-distribution-detection
 - ensemble
@@ -41,14 +41,14 @@ for verdict in detector.predict(features):  # (N, {width}) float32
 
 
 def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> str:
-    """The card as Markdown with the hub's header; every number in it is the run's own."""
+    """The card as Markdown with the hub's header; its numbers are those measured for the run."""
     images = detector.about is not None
     width = (detector.ensemble.about or {}).get("features", "D")
     parts = [
         HEADER.format(pipeline="pipeline_tag: image-classification\n" if images else ""),
         f"# {title}\n",
-        f"An ensemble of {len(detector.ensemble)} members{_trunk(detector)} that names one of "
-        f"{len(detector.classes)} classes and says whether {'an image' if images else 'a sample'} is out of "
+        f"An ensemble of {len(detector.ensemble)} members{_trunk(detector)} that predicts one of "
+        f"{len(detector.classes)} classes and whether {'an image' if images else 'a sample'} is out of "
         f"distribution. Made by dissensus {config.version}.\n",
         "## Use\n",
         (IMAGES if images else FEATURES).format(title=title, width=width),
@@ -108,7 +108,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _cell(value: str) -> str:
-    """Text that stays in its cell, and is no markup."""
+    """Text on one line, with Markdown's marks escaped."""
     plain = " ".join(value.split())
     for mark in "\\|`*_[]<>":
         plain = plain.replace(mark, "\\" + mark)

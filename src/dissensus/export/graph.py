@@ -1,7 +1,7 @@
-"""A detector as one module of plain tensor functions, with nothing in it that depends on the size of a batch.
+"""A detector as one traceable module of tensor functions, for batches of any size.
 
-`Detector.judge` takes a batch in parts and searches sorted scores, neither of which a graph can hold: here scores run
-on the whole batch, and a rank among calibration scores is a count of those that are lower.
+Detectors compute scores in chunks and search sorted calibration scores, which cannot be traced. Here scores run on the
+whole batch, and the rank among calibration scores is a count of those that are lower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTPUTS = ("label", "logits", "member_probs", "score", "p_value", "verdict")
 
 
 class Graph(nn.Module):
-    """Pixels (B, H, W, 3) uint8, or features (B, ...), -> what `OUTPUTS` name; the last two if calibrated."""
+    """Pixels (B, H, W, 3) uint8, or features (B, ...), -> `OUTPUTS`, the last two only if calibrated."""
 
     def __init__(self, detector: Detector, *, images: bool) -> None:
         super().__init__()
@@ -36,18 +36,18 @@ class Graph(nn.Module):
         """(B, ...) -> label (B,), mean logits (B, C), member_probs (M, B, C), score, p_value and verdict (B,)."""
         logits = self.members(self.features(x))
         label = self.aggregate(logits).argmax(-1)
-        seen = (label, logits.mean(0), logits.softmax(-1))
-        return (*seen, plain("pds")(logits)) if self.rule is None else (*seen, *self.rule(logits, label))
+        outputs = (label, logits.mean(0), logits.softmax(-1))
+        return (*outputs, plain("pds")(logits)) if self.rule is None else (*outputs, *self.rule(logits, label))
 
 
 class Members(nn.Module):
-    """Every member's logits: (B, ...) -> (M, B, C)."""
+    """All members' logits: (B, ...) -> (M, B, C)."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         super().__init__()
         self.count = len(ensemble)
         each = [ensemble.member(i) for i in range(self.count)]
-        if type(ensemble.tail) is tails.Linear:  # one matrix product for all
+        if type(ensemble.tail) is tails.Linear:  # one matrix product for all members
             M, C, D = ensemble.tail.weight.shape
             together = nn.Linear(D, M * C)
             together.weight.data = ensemble.tail.weight.detach().reshape(M * C, D)
@@ -66,7 +66,7 @@ class Members(nn.Module):
 class Rule(nn.Module):
     """A threshold: logits (M, B, C) and predicted labels (B,) -> score, p-value and whether it is out, each (B,)."""
 
-    calibration: Tensor  # (1, n), or (C, most), ascending, with infinity after the last
+    calibration: Tensor  # (1, n), or (C, largest n), ascending, padded with infinity
     counts: Tensor
     limits: Tensor
 
@@ -81,7 +81,7 @@ class Rule(nn.Module):
         self.register_buffer("limits", threshold.calibrated.thresholds(threshold.false_alarms))
         for i, reference in enumerate(threshold.references):
             n = len(reference)
-            p_values = (1 + n - torch.arange(n + 1)).double() / (n + 1)  # by how many are lower
+            p_values = (1 + n - torch.arange(n + 1)).double() / (n + 1)  # by the number of lower scores
             self.register_buffer(f"reference{i}", reference)
             self.register_buffer(f"evidence{i}", -p_values.log())
 
@@ -104,10 +104,10 @@ class Rule(nn.Module):
 
 
 def plain(name: str) -> Callable[[Tensor], Tensor]:
-    """The score as it was written, before `scores.register` made it take a batch in parts."""
+    """The score without the chunks that `scores.register` adds."""
     score = scores.SCORES[name]
-    written: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
-    return written
+    function: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
+    return function
 
 
 def _lower(values: Tensor, score: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,9 +16,19 @@ from dissensus.backbones.description import BackboneDescription
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import CONFIG, ENSEMBLE, TRUNK, HubDocument, TrainedOn
-from dissensus.export import card, places
+from dissensus.export import card
+from dissensus.export.targets import Written, check_folder, register
 from dissensus.training.options import Settings
 from dissensus.training.run import Run
+
+
+@register("hub")
+def to_hub(run: Run, out: Path) -> Written:
+    """A folder for the Hugging Face hub: all that Detector.from_pretrained needs, with a model card."""
+    detector = Detector.load(run.folder)
+    write(detector, run, out)
+    usage = f"name its license in README.md, then: hf upload OWNER/NAME {shlex.quote(str(out))}"
+    return Written(out, usage, uncalibrated=detector.threshold is None)
 
 
 def write(detector: Detector, run: Run, out: Path) -> None:
@@ -31,7 +42,7 @@ def write(detector: Detector, run: Run, out: Path) -> None:
     Raises:
         DissensusError: If the folder is not empty or cannot be written.
     """
-    places.check_folder(out)
+    check_folder(out)
     document = config(detector, run)
     with assembling(out) as folder:
         make_folder(folder)

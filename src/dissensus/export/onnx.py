@@ -22,34 +22,55 @@ from dissensus._core.errors import DissensusError
 from dissensus._core.files import assembling
 from dissensus.backbones import engines, tracing
 from dissensus.detection.detector import Detector
-from dissensus.export import parity, places
+from dissensus.export import parity
 from dissensus.export.graph import OUTPUTS, Graph, plain
+from dissensus.export.targets import Written, check_file, register
+from dissensus.training.run import Run
 
-TRIED = (1, 2, 13)  # sizes of the batches on which the file must agree with PyTorch
-MARK = "dissensus"  # the key in the file's metadata that says who wrote it
+BATCH_SIZES = (1, 2, 13)  # of the batches on which the file must agree with PyTorch
+MARK = "dissensus"  # the metadata key of files written here
+
+
+@register("onnx")
+def to_onnx(run: Run, out: Path, *, input: str | None = None) -> Written:
+    """One ONNX file: label, logits, members' probabilities, score, p-value and verdict, in batches of any size."""
+    detector = Detector.load(run.folder)
+    if input == "images" and detector.about is None:
+        raise DissensusError(
+            f"--input images needs a trunk; {run.folder} was trained on features that name none: use --input features"
+        )
+    write(detector, out, images=None if input is None else input == "images")
+    usage = "for ONNX Runtime, checked against PyTorch"
+    return Written(out, usage, uncalibrated=detector.threshold is None)
 
 
 def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     """Write the detector as one .onnx file that takes batches of any size.
 
-    `images` says what it takes: pixels, with normalisation and trunk inside, or features; None: pixels where there is
-    a trunk. The file is run against PyTorch first, and refused where it differs by more than 1e-4.
+    Args:
+        detector: what to write.
+        out: the file, .onnx.
+        images: whether the file takes pixels, with normalisation and trunk inside, or features; None: pixels if the
+            detector has a trunk.
+
+    Raises:
+        DissensusError: if the detector cannot be traced, or the file's outputs differ from PyTorch's by more than 1e-4.
     """
     extras.require("onnx", "an export to ONNX")
-    places.check_file(out, ".onnx", _ours)
+    check_file(out, ".onnx", _is_export)
     images = detector.about is not None if images is None else images
     detector.to("cpu")
     samples = _samples(detector, images=images)
     graph = Graph(detector, images=images)
     with assembling(out) as path:
-        _save(graph, samples[: TRIED[1]], path, about=metadata(detector, images=images))
-        run = tracing.session(path)
-        for some in torch.split(samples, list(TRIED)):
-            parity.check(detector, logits_of(detector, some, images=images), run(some))
+        _save(graph, samples[: BATCH_SIZES[1]], path, about=metadata(detector, images=images))
+        session = tracing.session(path)
+        for batch in torch.split(samples, list(BATCH_SIZES)):
+            parity.check(detector, logits_of(detector, batch, images=images), session(batch))
 
 
 def metadata(detector: Detector, *, images: bool) -> dict[str, str]:
-    """What the file says of itself, as text; whatever is not a plain word is JSON."""
+    """The file's metadata, as text; values that are not plain words are JSON."""
     rule = detector.threshold
     about: dict[str, str] = {
         MARK: __version__,
@@ -69,7 +90,7 @@ def metadata(detector: Detector, *, images: bool) -> dict[str, str]:
 
 
 def preprocessing(detector: Detector) -> dict[str, Any]:
-    """What is done to an image before the trunk, in the order it is done."""
+    """The steps from an image to the trunk's input, in order."""
     known = detector.backbone.transform
     resize = {"resize": int(known.size / known.crop), "squash": known.squash, "interpolation": known.interpolation}
     return resize | {"crop": known.size, "mean": list(known.mean), "std": list(known.std)}
@@ -77,20 +98,20 @@ def preprocessing(detector: Detector) -> dict[str, Any]:
 
 @torch.inference_mode()
 def logits_of(detector: Detector, batch: Tensor, *, images: bool) -> Tensor:
-    """The members' logits (M, B, C) by PyTorch, of pixels or of features."""
+    """The members' logits (M, B, C) in PyTorch, from pixels or from features."""
     features = engines.create("eager", detector.backbone)(batch) if images else batch
     logits: Tensor = detector.ensemble(features)
     return logits
 
 
 def _samples(detector: Detector, *, images: bool) -> Tensor:
-    """Something to trace and compare with: noise and soft patches of colour, or what the trunk makes of them."""
-    generator, count = torch.Generator().manual_seed(0), sum(TRIED)
+    """Inputs to trace and compare with: noise and smooth patches of colour, or their features."""
+    generator, count = torch.Generator().manual_seed(0), sum(BATCH_SIZES)
     if detector.about is None:
         known = detector.ensemble.about
         if images or known is None:
             what = "images need a trunk" if images else "features need a known width"
-            raise DissensusError(f"{what}, and this detector names none: make it of a run that dissensus train wrote")
+            raise DissensusError(f"{what}, and this detector has none: load it from a run that dissensus train wrote")
         return torch.randn(count, known["features"], generator=generator)
     size = detector.backbone.transform.size
     noise = torch.rand(count, 3, size, size, generator=generator)
@@ -103,22 +124,22 @@ def _samples(detector: Detector, *, images: bool) -> Tensor:
 def _save(graph: Graph, batch: Tensor, path: Path, *, about: Mapping[str, str]) -> None:
     outputs = OUTPUTS if graph.rule is not None else OUTPUTS[:4]
     try:
-        made = tracing.convert(graph, batch, [about["input"]], outputs)
-    except Exception as error:  # whatever a trunk, a tail or a score brings about that cannot be traced
-        raise _refusal(graph, error) from error
-    made.model.metadata_props.update(about)
-    made.save(path, external_data=False)
+        program = tracing.convert(graph, batch, [about["input"]], outputs)
+    except Exception as error:  # a trunk, tail or score that cannot be traced may raise anything
+        raise _not_traceable(graph, error) from error
+    program.model.metadata_props.update(about)
+    program.save(path, external_data=False)
 
 
-def _refusal(graph: Graph, error: Exception) -> DissensusError:
-    """What cannot be traced, in one line: a score, if one of them fails by itself."""
+def _not_traceable(graph: Graph, error: Exception) -> DissensusError:
+    """The error for what cannot be traced; it names the score, if one of them fails alone."""
     for name in [] if graph.rule is None else [score.__name__ for score in graph.rule.scores]:
         try:
             tracing.convert(_Alone(name), torch.zeros(2, 3, 4), ["logits"], ["score"], axis=1)
-        except Exception as own:  # as above
+        except Exception as cause:  # as above
             return DissensusError(
-                f"a score that is exported must be made of torch functions, for batches of any size; {name} is not "
-                f"({_first_words(own)}): rewrite it, or calibrate with another"
+                f"an exported score must consist of torch functions that take batches of any size; {name} does not "
+                f"({_first_words(cause)}): rewrite it, or calibrate with another"
             )
     return DissensusError(f"this run cannot be exported to ONNX ({_first_words(error)}): export it to the hub")
 
@@ -136,10 +157,10 @@ def _first_words(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def _ours(path: Path) -> bool:
+def _is_export(path: Path) -> bool:
     import onnx
 
     try:
         return any(entry.key == MARK for entry in onnx.load(path, load_external_data=False).metadata_props)
-    except Exception:  # whatever a file brings about that is none
+    except Exception:  # a file that is not ONNX may raise anything
         return False

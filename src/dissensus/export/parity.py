@@ -1,7 +1,7 @@
-"""Whether an export says what PyTorch says.
+"""Check that an export computes what PyTorch computes.
 
-Two programs round otherwise, so a score may land on the other side of a calibration score that it all but equals, and
-its p-value then differs by a rank. So ranks and verdicts are compared with those of scores within the tolerance.
+Two programs round differently, so a score may fall on the other side of a calibration score that it nearly equals, and
+its p-value then differs by a rank. Ranks and verdicts are therefore compared with those of scores within the tolerance.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dissensus.functional import aggregates, conformal, scores
 TOLERANCE = 1e-4
 
 
-def check(detector: Detector, logits: Tensor, found: Mapping[str, Tensor]) -> None:
-    """Refuse outputs that differ from what the detector makes of the members' logits (M, B, C)."""
+def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> None:
+    """Raise `DissensusError` if outputs differ from the detector's for members' logits (M, B, C)."""
     answer = aggregates.AGGREGATES[detector.aggregate](logits)
     first, second = answer.topk(2).values.unbind(-1)
-    sure = first - second > 2 * TOLERANCE  # whose label does not hang on rounding
-    _same("label", found["label"][sure], answer.argmax(-1)[sure])
-    _close("logits", found["logits"], logits.mean(0))
-    _close("member_probs", found["member_probs"], logits.softmax(-1))
+    sure = first - second > 2 * TOLERANCE  # samples whose label does not depend on rounding
+    _same("label", outputs["label"][sure], answer.argmax(-1)[sure])
+    _close("logits", outputs["logits"], logits.mean(0))
+    _close("member_probs", outputs["member_probs"], logits.softmax(-1))
     rule = detector.threshold
     low, high = bounds(("pds",) if rule is None else rule, logits)
-    _within("score", found["score"], low, high)
+    _within("score", outputs["score"], low, high)
     if rule is None:
         return
-    label = found["label"]
-    _within("p_value", found["p_value"], *(rule.calibrated.p_values(score, label) for score in (high, low)))
+    label = outputs["label"]
+    _within("p_value", outputs["p_value"], *(rule.calibrated.p_values(score, label) for score in (high, low)))
     limit = rule.limits(label)
     clear = (low > limit) | (high <= limit)
-    _same("verdict", found["verdict"][clear], (low > limit)[clear])
+    _same("verdict", outputs["verdict"][clear], (low > limit)[clear])
 
 
 def bounds(rule: Threshold | tuple[str, ...], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest score, each (B,), that scores within the tolerance combine to."""
+    """The lowest and the highest combined score, each (B,), of scores within the tolerance."""
     names, references = (rule.scores, rule.references) if isinstance(rule, Threshold) else (rule, ())
     values = [scores.SCORES[name](logits).float() for name in names]
     slack = [TOLERANCE * value.abs().clamp(min=1) for value in values]
@@ -59,15 +59,15 @@ def _within(name: str, got: Tensor, low: Tensor, high: Tensor) -> None:
     rounding = 1e-6 * high.abs().clamp(min=1)  # of single precision
     if got.shape != low.shape or not bool(((got >= low - rounding) & (got <= high + rounding)).all()):
         excess = torch.maximum(low - got, got - high).max() if got.shape == low.shape else float("nan")
-        raise _refusal(name, f"by {float(excess):.1g} more than {TOLERANCE:g}")
+        raise _differs(name, f"by {float(excess):.1g} more than {TOLERANCE:g}")
 
 
 def _same(name: str, got: Tensor, expected: Tensor) -> None:
     if not torch.equal(got, expected):
-        raise _refusal(name, f"for {int((got != expected).sum())} of {len(got)} samples")
+        raise _differs(name, f"for {int((got != expected).sum())} of {len(got)} samples")
 
 
-def _refusal(name: str, by: str) -> DissensusError:
+def _differs(name: str, by: str) -> DissensusError:
     return DissensusError(
-        f"an export must say what PyTorch says; its {name} differs {by}: export to the hub, which keeps PyTorch"
+        f"an export must agree with PyTorch; its {name} differs {by}: export to the hub, which keeps PyTorch"
     )
