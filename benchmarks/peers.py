@@ -30,14 +30,13 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from benchmarks.measure import Bar, Comparison, Side, Sizes, compare
-from benchmarks.steps import cpu_fabric, our_step, random_batch
+from benchmarks.steps import DIVERSITY, cpu_fabric, our_step, random_batch
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit
-from dissensus.training.options import DIVERSITY
 from dissensus.training.step import Batch
 
 LR, WEIGHT_DECAY = 1e-3, 0.01

@@ -17,8 +17,10 @@ from torch import Tensor
 from benchmarks.measure import Bar, Comparison, Side, Sizes, compare
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.training.options import DIVERSITY, resolve
+from dissensus.training.options import TrainOptions
 from dissensus.training.step import Batch, Stepper
+
+DIVERSITY = 0.5  # of every case: enough for the disagreement term to matter
 
 
 def floor(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
@@ -80,11 +82,8 @@ def random_batch(sizes: Sizes) -> Batch:
 
 def stepper(sizes: Sizes, members: int, active: int, diversity: float = DIVERSITY, tail: str = "linear") -> Stepper:
     """Return the trainer's stepper for sed-a2d; with diversity=0 it trains a deep ensemble on shared batches."""
-    settings = resolve(
-        "sed-a2d", members, diversity=diversity, active=active, main="active", hardness="active", epochs=1, lr=1e-3,
-        batch_size=sizes.batch, weight_decay=0.01, label_smoothing=0.0, optimizer="adamw", schedule="constant",
-        clip=None, confidence=0.2, seed=0, precision="32-true",
-    )  # fmt: skip
+    options = TrainOptions(diversity=diversity, active=active, epochs=1, batch_size=sizes.batch, schedule="constant")
+    settings = options.resolve("sed-a2d", members)
     ensemble = Ensemble(tails.create(tail, sizes.features, sizes.classes), members=members)
     return Stepper(ensemble, settings, cpu_fabric())
 

@@ -31,6 +31,8 @@ class Cooking:
         ({"minutes": 1.5}, "minutes must be a whole number; got 1.5"),
         ({"minutes": True}, "minutes must be a whole number; got True"),
         ({"minutes": None}, "minutes must be a whole number; got None"),
+        ({"minutes": 10**400}, "minutes must be a whole number; got 10000"),
+        ({"salt": 10**400}, "salt must be a number; got 10000"),
         ({"salt": "much"}, "salt must be a number; got 'much'"),
         ({"heat": "off"}, "heat must be one of low, high; got 'off'"),
         ({"lid": 1}, "lid must be true or false; got 1"),
@@ -62,7 +64,7 @@ def test_given_are_those_that_differ_from_the_defaults():
 
 
 def test_help_reaches_docstrings():
-    @documented(Cooking)
+    @documented(listed(Cooking))
     def cook() -> None:
         """Cook.
 

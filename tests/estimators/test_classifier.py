@@ -234,9 +234,9 @@ def test_held_out_samples_are_trained_on_by_nobody(digits, monkeypatch):
     given = []
     original = training.fit
 
-    def noting(ensemble, features, **options):
+    def noting(ensemble, features, *args, **options):
         given.append(features.rows(slice(None)))
-        return original(ensemble, features, **options)
+        return original(ensemble, features, *args, **options)
 
     monkeypatch.setattr(training, "fit", noting)
     classifier = quick(standardize=False).fit(X, y)

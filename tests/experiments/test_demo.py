@@ -6,13 +6,13 @@ import pytest
 
 from dissensus.cli import main
 from dissensus.evaluation import results
-from dissensus.experiments import demo, pipeline
-from dissensus.training import methods
+from dissensus.experiments import demo
+from dissensus.training import TrainOptions, methods
 
 
 @pytest.mark.slow
 def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, capsys, monkeypatch):
-    arguments = ["demo", "--out", str(tmp_path / "demo"), "--force-epochs", "3", "--no-progress"]
+    arguments = ["demo", "--out", str(tmp_path / "demo"), "--member-epochs", "3", "--no-progress"]
     assert main(arguments) == 0
     first = capsys.readouterr()
     frame = results.read(tmp_path / "demo" / "results.csv")
@@ -34,5 +34,6 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
 
 def test_every_member_makes_the_same_number_of_steps_in_the_demo():
     for name, method in methods.METHODS.items():
-        share = 1.0 if method.active is None else method.active / demo.MEMBERS
-        assert pipeline.settings_for(name, demo.MEMBERS, {"epochs": 20})["epochs"] * share == 20, name
+        members = method.members or demo.MEMBERS
+        settings = TrainOptions(member_epochs=20).resolve(name, members)
+        assert settings.epochs * settings.active / members == 20, name

@@ -19,7 +19,7 @@ from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet
 from tests.conftest import blobs
 
-TRAINING = {"epochs": 2, "lr": 0.05, "batch_size": 32, "diversity": 0.1, "confidence": 0.99}
+TRAINING = {"member_epochs": 2, "lr": 0.05, "batch_size": 32, "diversity": 0.1, "confidence": 0.99}
 
 
 def grouped(seed: int) -> FeatureSet:
@@ -206,7 +206,7 @@ def test_the_command_prints_tables_and_a_second_call_is_silent(registered, tmp_p
         str(tmp_path),
         "--no-progress",
     ]
-    options = ["--epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]
+    options = ["--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]
     assert main([*command, *options]) == 0
     first = capsys.readouterr()
     assert "study 1 of 2: two-stage" in first.err
@@ -223,7 +223,7 @@ def test_the_command_prints_tables_and_a_second_call_is_silent(registered, tmp_p
 
 def test_all_leaves_out_what_the_suite_cannot_do(registered, tmp_path, capsys):
     command = ["study", "all", "--suite", "tiny-clouds", "--quick", "--out", str(tmp_path), "--no-progress"]
-    assert main([*command, "--epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]) == 0
+    assert main([*command, "--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]) == 0
     told = capsys.readouterr()
     assert "left out: study layers needs backbone" in told.err
     assert "left out: study examples needs images" in told.err

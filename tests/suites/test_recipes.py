@@ -442,7 +442,7 @@ sets:
         ("layers: 3\n" + OWN, "`layers` must be 1, .*own.yaml has 3"),
         ("name: 3\n" + OWN, "`name` must be a text; .*own.yaml has 3"),
         ("training: fast\n" + OWN, "`training` must be a mapping, .*own.yaml has 'fast'"),
-        ("training: {lr: slow}\n" + OWN, "`lr` must be a number; `training` of .*own.yaml has 'slow'"),
+        ("training: {lr: slow}\n" + OWN, "`training` of .*own.yaml: lr must be a number; got 'slow'"),
         (OWN + "  x: {role: ood, images: 3}", "`images` must be a text or a list of .*own.yaml has 3"),
         (OWN + "  x: {role: ood, images: []}", "`images` must be a text or a list"),
         (OWN + "  x: {role: ood, images: a, only: 3}", "`only` must be a mapping of columns to values; set 'x'"),

@@ -367,8 +367,8 @@ def test_a_suite_says_what_it_takes_and_how_to_train_on_it() -> None:
     assert [suites.is_of_images(name) for name in ("digits", "pacs", "dominoes")] == [True, True, False]
     for name in ("digits", "dominoes"):
         made = suites.training(name)
-        made["epochs"] = 0
-        assert suites.training(name)["epochs"] > 0, "a copy"
+        made["member_epochs"] = 0
+        assert suites.training(name)["member_epochs"] > 0, "a copy"
     with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
         suites.training("digit")
 

@@ -14,9 +14,8 @@ from dissensus.features import FeatureSet
 from dissensus.functional import losses
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.training import methods
-from dissensus.training._fit import fit
-from dissensus.training.options import resolve
+from dissensus.training import METHODS, fit, optim
+from dissensus.training.options import DIVERSITY, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import Batch, Stepper
 from tests.conftest import blobs, linear
@@ -30,10 +29,10 @@ def accuracy(ensemble: Ensemble, features: FeatureSet) -> float:
     return float((logits.argmax(-1) == features.labels).double().mean())
 
 
-@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
 def test_every_method_learns(method, tail, train, elsewhere):
-    recipe = methods.METHODS[method]
+    recipe = METHODS[method]
     ensemble = Ensemble(tails.create(tail, 6, 3), members=recipe.members or 4)
     options = {"disagreement": elsewhere if recipe.takes_set else None, "confidence": 0.8, "epochs": 25}
     if tail == "mlp":
@@ -118,14 +117,12 @@ def test_a_sed_divdis_step_is_the_gradient_of_the_definition(train):
         torch.testing.assert_close(ensemble.stacked()[name], leaf - 0.1 * grad, rtol=1e-9, atol=1e-12)
 
 
-def make_settings(method="sed-a2d", **changes):
+def make_settings(method="sed-a2d", members=4, **changes):
     plain = {
-        "members": 4, "active": 2, "diversity": 0.5, "main": "active", "hardness": "active", "epochs": 1, "lr": 0.1,
-        "batch_size": 20, "weight_decay": 0.0, "label_smoothing": 0.0, "optimizer": "sgd", "schedule": "constant",
-        "clip": None, "confidence": 0.2, "seed": 0, "precision": "32-true",
+        "active": 2, "diversity": 0.5, "epochs": 1, "lr": 0.1, "batch_size": 20, "weight_decay": 0.0,
+        "optimizer": "sgd", "schedule": "constant",
     }  # fmt: skip
-    values = {**plain, **changes}
-    return resolve(method, values.pop("members"), **values)
+    return TrainOptions(**{**plain, **changes}).resolve(method, members)
 
 
 def test_only_active_members_move(train):
@@ -198,7 +195,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_trained_as_it_is(train):
 
 
 def test_diverse_hyper_parameters_spread_around_the_given_ones():
-    spread = methods.spread(200, lr=0.01, weight_decay=0.1, label_smoothing=0.1, seed=0)
+    spread = optim.spread(200, lr=0.01, weight_decay=0.1, label_smoothing=0.1, seed=0)
     assert 0.01 / 3 <= spread.lr.min() < 0.005 < 0.02 < spread.lr.max() <= 0.03
     assert 0.01 <= spread.weight_decay.min() < 0.02 < 0.5 < spread.weight_decay.max() <= 1
     assert 0.1 <= spread.label_smoothing.min() < 0.13 < 0.27 < spread.label_smoothing.max() <= 0.3
@@ -214,7 +211,7 @@ def test_run_folder_tells_what_was_done(train, tmp_path):
     fit(linear(), train, "sed-a2d", **QUICK, out=tmp_path / "run", log_every=2, tensorboard=True)
     run = Run.open(tmp_path / "run")
     assert run.settings["method"] == "sed-a2d"
-    assert run.settings["diversity"] == 0.5
+    assert run.settings["diversity"] == DIVERSITY
     lines = list(run.metrics())
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert len(epochs) == 8
@@ -253,7 +250,7 @@ def test_a_finished_run_is_loaded_not_repeated(train, tmp_path):
 def test_another_run_or_foreign_files_in_the_folder_are_refused(train, tmp_path):
     fit(linear(), train, **QUICK, out=tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(RunError, match=r"holds another run .*diversity is 0\.5 there, 2\.0 here"):
+    with pytest.raises(RunError, match=r"holds another run .*diversity is 0\.03 there, 2\.0 here"):
         fit(linear(), train, **QUICK, diversity=2.0, out=tmp_path / "run")
     with pytest.raises(RunError, match=r"holds another run .*train is"):
         fit(linear(), blobs(seed=3), **QUICK, out=tmp_path / "run")
@@ -300,21 +297,23 @@ def test_unknown_names_suggest_the_nearest(train):
         fit(linear(), train, "sed_a2d", **QUICK)
     with pytest.raises(UnknownNameError, match="unknown optimizer 'adamww': did you mean 'adamw'"):
         fit(linear(), train, **QUICK, optimizer="adamww")
+    with pytest.raises(UnknownNameError, match="unknown option 'learning_smoothing': did you mean 'label_smoothing'"):
+        fit(linear(), train, **QUICK, learning_smoothing=0.1)
 
 
 def test_unfit_data_is_refused_and_nothing_is_written(train, elsewhere, tmp_path):
     out = tmp_path / "run"
     cases = [
-        ({"train_features": elsewhere}, "need labels"),
-        ({"train_features": train.subset(train.labels == 1)}, "at least two classes; all 40 samples are of class 1"),
-        ({"train_features": blobs(width=5)}, "features of width 6; the training set has width 5"),
-        ({"train_features": blobs(classes=4)}, r"3 classes, 0\.\.2; the training set has label 3"),
+        ({"features": elsewhere}, "need labels"),
+        ({"features": train.subset(train.labels == 1)}, "at least two classes; all 40 samples are of class 1"),
+        ({"features": blobs(width=5)}, "features of width 6; the training set has width 5"),
+        ({"features": blobs(classes=4)}, r"3 classes, 0\.\.2; the training set has label 3"),
         ({"method": "a2d", "disagreement": blobs(width=5)}, "width 6; got width 5: extract both"),
         ({"method": "sed-a2d", "disagreement": elsewhere}, "takes no disagreement set"),
     ]
     for options, message in cases:
         with pytest.raises(DataError, match=message):
-            fit(linear(), **{"train_features": train, **QUICK, **options}, out=out)
+            fit(linear(), **{"features": train, **QUICK, **options}, out=out)
         assert not out.exists()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus.training import optim
+from dissensus.training import TrainOptions, optim
 
 STEPS = [[0, 2], [1, 2], [2, 0], [2], [0, 1, 2]]
 
@@ -84,8 +84,9 @@ def test_clip_limits_each_members_norm_by_itself():
 
 
 def test_cosine_goes_from_one_over_half_to_zero():
-    assert [optim.cosine(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0], abs=1e-15)
-    assert optim.cosine(1, 4) == pytest.approx((1 + math.sqrt(0.5)) / 2)
+    settings = TrainOptions().resolve("single", 1)
+    assert [settings.factor(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0], abs=1e-15)
+    assert settings.factor(1, 4) == pytest.approx((1 + math.sqrt(0.5)) / 2)
 
 
 def test_bad_arguments():

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from dissensus._core.errors import DissensusError, UnknownNameError
+
+LARGEST = 2**53  # whole numbers above are more likely a damaged file than a wish
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,9 +114,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             raise DissensusError(f"{name} must be one of {', '.join(known)}; got {value!r}")
         return value
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if kind is float and number:
+    huge = isinstance(value, Integral) and abs(int(value)) > LARGEST
+    if kind is float and number and not huge:
         return float(value)
-    if kind is int and number and isinstance(value, Integral):
+    if kind is int and number and isinstance(value, Integral) and not huge:
         return int(value)
     if kind in (bool, str) and isinstance(value, kind):
         return value
@@ -121,23 +125,22 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     raise DissensusError(f"{name} must be {rule}; got {value!r}")
 
 
-def describe(cls: type[Any], indent: str = "    ") -> str:
-    """One line per option, as they stand under `Args:`."""
-    return "\n".join(f"{indent}{each.name}: {each.help}{_default(each)}." for each in listed(cls))
-
-
-def _default(each: Option) -> str:
-    return "" if each.default is None else f" (default: {each.default!r})"
-
-
-def documented(cls: type[Any]) -> Callable[[F], F]:
-    """Put the options of `cls` in the place of the line `{options}` of a docstring."""
+def documented(options: Iterable[Option]) -> Callable[[F], F]:
+    """Put the options in the place of the line `{options}` of a docstring, as they stand under `Args:`."""
+    texts = [
+        f"{each.name}: {each.help}" + ("." if each.default is None else f" (default: {each.default!r}).")
+        for each in options
+    ]
 
     def fill(target: F) -> F:
         lines = (target.__doc__ or "").splitlines()
-        for number, line in enumerate(lines):
-            if line.strip() == "{options}":
-                lines[number] = describe(cls, line.partition("{")[0])
+        place = next(number for number, line in enumerate(lines) if line.strip() == "{options}")
+        indent = lines[place].partition("{")[0]
+        lines[place : place + 1] = [
+            line
+            for text in texts
+            for line in textwrap.wrap(text, 120, initial_indent=indent, subsequent_indent=indent + "    ")
+        ]
         target.__doc__ = "\n".join(lines)
         return target
 

@@ -10,7 +10,7 @@ EXAMPLE = "dissensus demo --out runs/demo"
 PLAIN: Arguments = {}
 
 
-def demo(out: str = "runs/demo", seed: int = 0, force_epochs: int | None = None, progress: bool = True) -> None:
+def demo(out: str = "runs/demo", seed: int = 0, member_epochs: int | None = None, progress: bool = True) -> None:
     """Run the whole job on the embedded digits: train every method, judge, print a table, write a report.
 
     Needs no data and no network. A second call finds the trained ensembles and only judges them again.
@@ -18,9 +18,9 @@ def demo(out: str = "runs/demo", seed: int = 0, force_epochs: int | None = None,
     Args:
         out: folder for results.csv, report.html, the features and one run folder a method.
         seed: decides splits, initial weights and batches.
-        force_epochs: train every method for so many epochs instead of the demo's own number.
+        member_epochs: passes over the training set per member, instead of the suites' own number.
         progress: show progress bars when stderr is a terminal.
     """
     from dissensus.experiments.demo import run_demo
 
-    print(run_demo(Path(out), seed=seed, epochs=force_epochs, progress=progress))
+    print(run_demo(Path(out), seed=seed, member_epochs=member_epochs, progress=progress))

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 from lightning.fabric import Fabric
@@ -22,7 +22,7 @@ from dissensus.cli.parser import say
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet, shards
 from dissensus.images import ImageSet
-from dissensus.training.options import PRECISIONS
+from dissensus.training.options import Precision
 from dissensus.training.run import Run
 
 
@@ -180,8 +180,8 @@ def launch(accelerator: str, devices: int, num_nodes: int, precision: str) -> Fa
     """Lightning Fabric on the devices asked for, launched."""
     if devices < 1 or num_nodes < 1:
         raise DissensusError(f"devices and num_nodes must be at least 1; got devices={devices}, num_nodes={num_nodes}")
-    if precision not in PRECISIONS:
-        raise DissensusError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    if precision not in get_args(Precision):
+        raise DissensusError(f"precision must be one of {', '.join(get_args(Precision))}; got {precision!r}")
     try:
         fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)  # type: ignore[arg-type]
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:

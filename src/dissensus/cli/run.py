@@ -77,7 +77,7 @@ def run(
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
         init: how members start: random, as in the paper, or with the backbone's weights where they fit.
         diversity: weight of the disagreement term.
-        epochs: passes of every member over the training set.
+        epochs: passes over the training set.
         lr: peak learning rate.
         batch_size: samples a step.
         weight_decay: decoupled.

@@ -31,6 +31,7 @@ def study(
     engine: Literal["eager", "onnx"] = "eager",
     tail: str | None = None,
     epochs: int | None = None,
+    member_epochs: int | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
     label_smoothing: float | None = None,
@@ -57,7 +58,8 @@ def study(
         features: where to keep the features; by default the cache.
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
-        epochs: passes of every member over the training set; by default the suite's.
+        epochs: passes over the training set; by default the suite's.
+        member_epochs: passes over the training set per member; by default the suite's.
         lr: peak learning rate; by default the suite's.
         batch_size: samples a step; by default the suite's.
         label_smoothing: share of the label that is spread over all classes; by default the suite's.
@@ -70,6 +72,7 @@ def study(
 
     from dissensus import suites
     from dissensus.experiments import studies
+    from dissensus.training.options import TrainOptions
 
     if seeds < 1:
         raise DissensusError(f"seeds must be at least 1; got {seeds}")
@@ -85,12 +88,12 @@ def study(
     options = {key: value for key, value in asked.items() if value is not None}
     training = suites.training(suite)
     given = {
-        "epochs": epochs, "lr": lr, "batch_size": batch_size, "label_smoothing": label_smoothing,
-        "diversity": diversity, "confidence": confidence,
+        "epochs": epochs, "member_epochs": member_epochs, "lr": lr, "batch_size": batch_size,
+        "label_smoothing": label_smoothing, "diversity": diversity, "confidence": confidence,
     }  # fmt: skip
     training |= {key: value for key, value in given.items() if value is not None}
-    if quick and epochs is None:
-        training["epochs"] = max(1, training.get("epochs", 10) // 4)
+    if quick and epochs is None and member_epochs is None:
+        training["member_epochs"] = max(1, training.get("member_epochs", TrainOptions.member_epochs) // 4)
 
     def lab(name: str) -> studies.Lab:
         made = suites.is_of_images(name)

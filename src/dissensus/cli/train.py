@@ -25,7 +25,8 @@ def train(
     active: int | None = None,
     main: Literal["active", "all"] = "active",
     hardness: Literal["active", "all"] = "active",
-    epochs: int = 10,
+    epochs: int | None = None,
+    member_epochs: int = 10,
     lr: float = 1e-3,
     batch_size: int = 256,
     weight_decay: float = 0.01,
@@ -56,11 +57,12 @@ def train(
         tail: the layers that every member owns: linear, mlp as in the paper, conv, or backbone for those that were cut
             off; by default these where they are more than the classifier, else linear.
         init: how members start: random, as in the paper, or with the backbone's weights where they fit.
-        diversity: weight of the disagreement term, the paper's lambda; by default 0.5 where there is one.
+        diversity: weight of the disagreement term, the paper's lambda; by default 0.1 where there is one.
         active: members drawn for a batch; by default 2 for SED and two-stage, all for the others.
         main: who learns the labels in a step: the active members, or all as the paper writes it.
         hardness: whose mean logits judge a sample: the active members', or all members' as the paper writes it.
-        epochs: passes over the training set.
+        epochs: passes over the training set; by default as many as give every member `member_epochs`.
+        member_epochs: passes over the training set per member.
         lr: peak learning rate.
         batch_size: samples a step, over all devices.
         weight_decay: decoupled for adamw, an L2 term for sgd.
@@ -99,6 +101,7 @@ def train(
     with inputs.first_speaks(fabric):
         fit(
             ensemble, given, method, diversity=diversity, active=active, main=main, hardness=hardness, epochs=epochs,
+            member_epochs=member_epochs,
             lr=lr, batch_size=batch_size, weight_decay=weight_decay, label_smoothing=label_smoothing,
             optimizer=optimizer, schedule=schedule, clip=clip, disagreement=where, confidence=confidence,
             seed=seed, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds,

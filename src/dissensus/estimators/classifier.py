@@ -7,6 +7,7 @@ classifier.is_ood(X_new)         # True where a sample is called out of distribu
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Any, Self
@@ -24,7 +25,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus._core.options import documented, listed
 from dissensus.detection.threshold import Threshold
 from dissensus.evaluation import predictions
 from dissensus.features import FeatureSet
@@ -34,15 +36,20 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.training import _fit as train
 from dissensus.training import methods
 from dissensus.training.batches import check_sample_weight
+from dissensus.training.options import TUNABLE, TrainOptions
 
-# Small tables are fitted to the last sample, where hardness explodes: less diversity than fit() takes by itself.
-DIVERSITY = 0.03
-# With epochs=None: steps that a small table is trained for, and the fewest passes over a large one.
-STEPS, EPOCHS = 1000, 20
+# What suits small tables of standardised features, where the defaults of fit() are for the features of a backbone.
+TABLES: dict[str, Any] = {"lr": 2e-2, "batch_size": 64, "label_smoothing": 0.1, "member_epochs": None}
+# With member_epochs=None: updates that a member makes on a small table, and the fewest passes over a large one.
+UPDATES, PASSES = 400, 8
+OPTIONS = [
+    each._replace(default=TABLES.get(each.name, each.default)) for each in listed(TrainOptions) if each.name in TUNABLE
+]
 
 Floats = NDArray[np.floating[Any]]
 
 
+@documented(OPTIONS)
 class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A classifier whose members disagree where it should not be trusted.
 
@@ -60,15 +67,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         members: how many members.
         method: how they are trained, see `METHODS`; not a2d and divdis, which need a set to disagree on.
-        diversity: weight of the disagreement term; None: 0.03 where the method has one.
-        active: members drawn for a batch; None: 2 for SED and two-stage, all for the others.
         tail: what a member is: linear, or mlp, a residual block with layer norms and a linear layer.
-        epochs: passes over the training set; None: 20, and as many more as make 1000 steps.
-        lr: peak learning rate; a tenth of the default suits mlp.
-        batch_size: samples a step; None: all of them.
-        weight_decay: decoupled, by AdamW.
-        label_smoothing: share of the label that is spread over all classes.
-        confidence: two-stage disagrees where the first stage's confidence is below this.
         standardize: give every feature mean 0 and variance 1 over the training samples first, as the learning rate
             assumes. Harmless after a StandardScaler; turn it off where features' scales have a meaning.
         score_name: which score `ood_score` is, see `SCORES`.
@@ -76,6 +75,10 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         calibration: share of the training samples held out for the threshold; 0: none.
         random_state: decides the held-out samples, initial weights, batches and draws.
         device: where to train: cpu, cuda, mps, auto. Predictions are made on the CPU.
+        training: options of `dissensus.fit`. batch_size=None takes all samples in a batch, member_epochs=None makes
+            400 updates per member, and at least 8 passes; a tenth of the default lr suits mlp:
+
+            {options}
 
     Attributes:
         classes_: the labels, sorted.
@@ -92,39 +95,29 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         members: int = 5,
         method: str = "sed-a2d",
         *,
-        diversity: float | None = None,
-        active: int | None = None,
         tail: str = "linear",
-        epochs: int | None = None,
-        lr: float = 2e-2,
-        batch_size: int | None = 64,
-        weight_decay: float = 0.01,
-        label_smoothing: float = 0.1,
-        confidence: float = 0.8,
         standardize: bool = True,
         score_name: str = "pds",
         false_alarms: float = 0.05,
         calibration: float = 0.2,
         random_state: int | RandomState | None = None,
         device: str = "cpu",
+        **training: Any,
     ) -> None:
         self.members = members
         self.method = method
-        self.diversity = diversity
-        self.active = active
         self.tail = tail
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.label_smoothing = label_smoothing
-        self.confidence = confidence
         self.standardize = standardize
         self.score_name = score_name
         self.false_alarms = false_alarms
         self.calibration = calibration
         self.random_state = random_state
         self.device = device
+        for name in training:
+            if name not in TUNABLE:
+                raise UnknownNameError("option", name, inspect.signature(type(self)).parameters)
+        for each in OPTIONS:
+            setattr(self, each.name, training.get(each.name, each.default))
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on samples (n, d) with labels (n,) of any kind.
@@ -157,8 +150,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # a factory, for the members' seeds to decide everything
         ensemble = Ensemble(lambda: tails.create(self.tail, x.shape[1], len(classes)), members=self.members, seed=seed)
         features = FeatureSet.from_arrays(x, labels[kept])
-        chosen = self._settings(len(kept))
-        train.fit(ensemble, features, sample_weight=weight, seed=seed, progress=False, fabric=self._fabric(), **chosen)
+        options = self._options(len(kept), seed)
+        train.fit(ensemble, features, self.method, options, sample_weight=weight, progress=False, fabric=self._fabric())
         self.classes_, self.scaler_, self.n_samples_fit_ = classes, scaler, len(used)
         self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), self.score_name, None
         if len(held_out):
@@ -231,19 +224,15 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         drawn = np.delete(order, first_of_class)[: math.floor(round(self.calibration * len(labels), 9))]
         return drawn if len(drawn) >= conformal.needed(self.false_alarms) else drawn[:0]
 
-    def _settings(self, samples: int) -> dict[str, Any]:
+    def _options(self, samples: int, seed: int) -> TrainOptions:
         """What `fit` of the library is given."""
-        names = ("method", "active", "lr", "weight_decay", "label_smoothing", "confidence")
-        batch_size = samples if self.batch_size is None else self.batch_size
-        epochs = self.epochs
-        if epochs is None:
-            per_epoch = math.ceil(samples / max(1, batch_size))  # a size below 1 is for fit to refuse
-            epochs = max(EPOCHS, math.ceil(STEPS / per_epoch))
-        diversity = self.diversity
-        if diversity is None and methods.METHODS[self.method].regulariser is not None:
-            diversity = DIVERSITY
-        chosen = {name: getattr(self, name) for name in names}
-        return {**chosen, "batch_size": batch_size, "epochs": epochs, "diversity": diversity}
+        values = {each.name: getattr(self, each.name) for each in OPTIONS}
+        if values["batch_size"] is None:
+            values["batch_size"] = samples
+        if values["member_epochs"] is None:
+            per_epoch = math.ceil(samples / max(1, values["batch_size"]))  # TrainOptions refuses sizes below 1
+            values["member_epochs"] = max(PASSES, math.ceil(UPDATES / per_epoch))
+        return TrainOptions(**values, seed=seed)
 
     def _fabric(self) -> Fabric:
         try:
@@ -276,6 +265,17 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _ood_score(self, X: Floats) -> NDArray[np.float64]:
         score = scores.SCORES[self.score_name_]
         return _array(torch.cat([score(logits).double() for logits in self._logits(X)]))
+
+
+def _signature() -> inspect.Signature:
+    """The signature with all options named, by which scikit-learn knows the parameters."""
+    signature = inspect.signature(DissensusClassifier.__init__)
+    plain = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in OPTIONS]
+    return signature.replace(parameters=[*plain, *options])
+
+
+DissensusClassifier.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _array(values: Tensor) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ JOBS = (
 )
 
 
-def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: bool = True) -> str:
+def run_demo(out: Path, *, seed: int = 0, member_epochs: int | None = None, progress: bool = True) -> str:
     """Extract, train, evaluate and report everything into `out`; the tables as text for the terminal."""
     make_folder(out)
     sections = []
@@ -38,7 +38,7 @@ def run_demo(out: Path, *, seed: int = 0, epochs: int | None = None, progress: b
         images = suites.is_of_images(entry.suite)
         options = {"features": out / "features", "progress": progress} if images else {}
         suite = suites.load(entry.suite, seed=seed, **options)
-        training = suites.training(entry.suite) | ({} if epochs is None else {"epochs": epochs})
+        training = suites.training(entry.suite) | ({} if member_epochs is None else {"member_epochs": member_epochs})
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # tails this small gain nothing from a second one, and lose minutes on a busy machine
         try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch import nn
 from dissensus import backbones, report
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.files import make_folder
+from dissensus._core.options import combine
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import results, saved
 from dissensus.evaluation.results import Results
@@ -27,7 +26,7 @@ from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods
 from dissensus.training._fit import fit
-from dissensus.training.options import PRECISIONS, Settings, resolve
+from dissensus.training.options import TrainOptions
 from dissensus.training.run import Run
 
 TAIL_NAMES = (*tails.TAILS, "backbone")
@@ -53,20 +52,19 @@ def run_methods(
     `lenient` leaves out, with a line, a method that these data do not allow.
     """
     frames: list[pd.DataFrame] = []
+    options = combine(TrainOptions, None, {**(training or {}), "seed": seed})
     for number, name in enumerate(names, start=1):
         recipe = methods.METHODS[name]
         say(f"{suite.name} {number}/{len(names)}: {name}", fabric)
         ensemble = new_ensemble(suite.train, recipe.members or members, tail=tail, init=init, seed=seed)
         where = suite.disagreement if recipe.takes_set else None
-        chosen = settings_for(name, members, training or {})
         try:
             fit(
                 ensemble,
                 suite.train,
                 name,
-                **chosen,
+                options.suited(name),
                 disagreement=where,
-                seed=seed,
                 out=out / name,
                 progress=progress,
                 fabric=fabric,
@@ -111,28 +109,9 @@ def check(names: Sequence[str], members: int, training: Mapping[str, Any], *, se
     """Refuse what no data could be trained with, before hours are spent on features."""
     if tail is not None and tail not in TAIL_NAMES:
         raise UnknownNameError("tail", tail, TAIL_NAMES)
-    own = inspect.signature(fit).parameters
-    rest = {f.name: own[f.name].default for f in fields(Settings) if f.name in own and f.name != "method"}
+    options = combine(TrainOptions, None, {**training, "seed": seed})
     for name in names:
-        values = {**rest, **settings_for(name, members, training), "seed": seed, "precision": PRECISIONS[0]}
-        resolve(name, methods.METHODS[name].members or members, **values)
-
-
-def settings_for(method: str, members: int, training: Mapping[str, Any]) -> dict[str, Any]:
-    """How a job trains a method: the same for all, as far as methods allow.
-
-    Where members are drawn two at a time, epochs are more by as much: everybody makes the same number of steps (the
-    first stage of two-stage comes on top).
-    """
-    recipe = methods.METHODS[method]
-    chosen = {"epochs": 10, **training}
-    if recipe.active is not None and members > recipe.active:
-        chosen["epochs"] = -(-chosen["epochs"] * members // recipe.active)
-    if recipe.regulariser is None:
-        chosen.pop("diversity", None)
-    if recipe.disagree_on != "unsure":
-        chosen.pop("confidence", None)
-    return chosen
+        options.suited(name).resolve(name, methods.METHODS[name].members or members)
 
 
 def feasible(names: Sequence[str], suite: Suite, fabric: Fabric | None = None) -> list[str]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError, DissensusError
-from dissensus._core.options import combine, documented
+from dissensus._core.options import combine, documented, listed
 from dissensus.backbones import Backbone
 from dissensus.features.encoder import Encoder
 from dissensus.features.extraction import Extraction
@@ -46,7 +46,7 @@ class Job(NamedTuple):
     rows: range
 
 
-@documented(ExtractOptions)
+@documented(listed(ExtractOptions))
 def extract(
     images: ImageSet,
     backbone: Backbone,

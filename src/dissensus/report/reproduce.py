@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
+from dissensus._core.errors import DissensusError
+from dissensus._core.options import combine, given
 from dissensus.report.sources import EvaluatedRun
-from dissensus.training import methods
-from dissensus.training._fit import fit
-from dissensus.training.options import DIVERSITY, Settings
-
-SPECIAL = ("method", "members", "active", "diversity")  # whose defaults depend on the method
+from dissensus.training.methods import METHODS
+from dissensus.training.options import MEMBERS, Hyperparameters, Settings, TrainOptions
 
 
 def configuration(found: EvaluatedRun) -> list[tuple[str, str]]:
@@ -46,27 +45,30 @@ def commands(found: EvaluatedRun) -> list[str]:
 
 
 def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Flags of train whose values are not what it would choose by itself."""
-    own = methods.METHODS.get(settings["method"])
-    members = settings["members"]
-    flags = [("method", settings["method"])]
-    if members != ((own and own.members) or 5):
+    """Flags of train whose values are not the ones it would choose by itself."""
+    method, members = settings["method"], settings["members"]
+    flags = [("method", method)]
+    if members != (METHODS[method].members or MEMBERS if method in METHODS else None):
         flags.append(("members", members))
     if tail := _tail(settings):
         flags.append(("tail", tail))
-    usual = DIVERSITY if own is not None and own.regulariser is not None else 0.0
-    if settings["diversity"] != usual:
-        flags.append(("diversity", settings["diversity"]))
-    if settings["active"] != (min(own.active, members) if own is not None and own.active else members):
-        flags.append(("active", settings["active"]))
-    defaults = inspect.signature(fit).parameters
-    usual_ones = [f.name for f in fields(Settings) if f.name in defaults and f.name not in SPECIAL]
-    flags += [(k, settings[k]) for k in usual_ones if k in settings and settings[k] != defaults[k].default]
-    if settings.get("precision", "32-true") != "32-true":
+    flags += given(_shortest(Settings(**{field.name: settings[field.name] for field in fields(Settings)}))).items()
+    if settings["precision"] != "32-true":
         flags.append(("precision", settings["precision"]))
     if settings.get("disagreement"):
         flags.append(("disagreement", "DISAGREEMENT"))
     return [(flag, shlex.quote(str(value))) for flag, value in flags]
+
+
+def _shortest(settings: Settings) -> TrainOptions:
+    """The options that lead to these settings, with as many defaults among them as possible."""
+    options = TrainOptions(**{field.name: getattr(settings, field.name) for field in fields(Hyperparameters)})
+    for field in fields(Hyperparameters):
+        with suppress(DissensusError):  # a default that does not go with the others
+            shorter = combine(TrainOptions, options, {field.name: field.default})
+            if shorter.resolve(settings.method, settings.members, settings.precision) == settings:
+                options = shorter
+    return options
 
 
 def _tail(settings: Mapping[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.images import corruptions
 from dissensus.suites.recipe import Recipe, SetRecipe, check
+from dissensus.training.options import TUNABLE, TrainOptions
 
 SEE = "see docs/suites.md"
 
@@ -41,7 +43,7 @@ def read(path: Path) -> Recipe:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no key stands twice: the first would be lost in silence."""
+    """YAML in which no key stands twice, since the first would be lost in silence, and 1e-3 is a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As usual, after a look at the keys."""
@@ -51,6 +53,11 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def _load(path: Path) -> Any:
@@ -115,7 +122,6 @@ def _wholes(value: Any, key: str, where: str) -> tuple[int, ...]:
 
 def _number(value: Any, key: str, where: str) -> float:
     try:
-        # 1e-3 is a text to YAML, which wants 1.0e-3
         number = None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = None
@@ -161,8 +167,15 @@ def _rows(value: Any, key: str, where: str) -> tuple[tuple[str, str], ...]:
 
 def _training(value: Any, key: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _refuse(key, "a mapping, such as {epochs: 20, lr: 0.001}", where, value)
-    return _values(value, TRAINING, f"key of {key} of {where}", f"{key} of {where}")
+        raise _refuse(key, "a mapping, such as {member_epochs: 20, lr: 0.001}", where, value)
+    for name in value:
+        if name not in TUNABLE:
+            raise UnknownNameError(f"key of {key} of {where}", str(name), TUNABLE)
+    try:
+        TrainOptions(**value)
+    except DissensusError as error:
+        raise DissensusError(f"{key} of {where}: {error}") from error
+    return value
 
 
 SUITE: dict[str, Form] = {
@@ -191,18 +204,6 @@ SET: dict[str, Form] = {
     "family": _text,
     "subset": _text,
     "get": _text,
-}
-TRAINING: dict[str, Form] = {
-    "diversity": _number,
-    "epochs": _whole,
-    "lr": _number,
-    "batch_size": _whole,
-    "weight_decay": _number,
-    "label_smoothing": _number,
-    "optimizer": _text,
-    "schedule": _text,
-    "clip": _number,
-    "confidence": _number,
 }
 
 

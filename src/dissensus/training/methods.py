@@ -6,10 +6,7 @@ A recipe says what members disagree on and how they are drawn; how long and how 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Literal
 
 from dissensus._core.registry import Registry
 
@@ -56,26 +53,3 @@ METHODS: Registry[Method] = Registry(
         ),
     },
 )
-
-
-class Spread(NamedTuple):
-    """Hyper-parameters, one a member (M,)."""
-
-    lr: Tensor
-    weight_decay: Tensor
-    label_smoothing: Tensor
-
-
-def spread(members: int, lr: float, weight_decay: float, label_smoothing: float, seed: int) -> Spread:
-    """Hyper-parameters in the manner of Wenzel et al. 2020: log-uniform around the given ones, one draw a member.
-
-    Learning rate within a factor of 3 either way, weight decay within a factor of 10, label smoothing up to 0.2
-    more than given.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    draw = torch.rand(3, members, generator=generator, dtype=torch.float64)
-    return Spread(
-        lr=lr * 3 ** (2 * draw[0] - 1),
-        weight_decay=weight_decay * 10 ** (2 * draw[1] - 1),
-        label_smoothing=(label_smoothing + 0.2 * draw[2]).clamp_max(0.9),
-    )

@@ -6,9 +6,8 @@ so a step costs the same whatever M is. Every member has its own step count, lea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -135,9 +134,27 @@ def clip(grads: Mapping[str, Tensor], limit: float) -> None:
         value.mul_(factor.view(-1, *[1] * (value.ndim - 1)))
 
 
-def cosine(step: int, steps: int) -> float:
-    """Half a cosine from 1 at step 0 to 0 after the last step."""
-    return 0.5 * (1 + math.cos(math.pi * step / max(steps, 1)))
+class Spread(NamedTuple):
+    """Hyperparameters, one per member (M,)."""
+
+    lr: Tensor
+    weight_decay: Tensor
+    label_smoothing: Tensor
+
+
+def spread(members: int, lr: float, weight_decay: float, label_smoothing: float, seed: int) -> Spread:
+    """Hyperparameters in the manner of Wenzel et al. 2020: log-uniform around the given ones, one draw per member.
+
+    Learning rate within a factor of 3 either way, weight decay within a factor of 10, label smoothing up to 0.2
+    more than given.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand(3, members, generator=generator, dtype=torch.float64)
+    return Spread(
+        lr=lr * 3 ** (2 * draw[0] - 1),
+        weight_decay=weight_decay * 10 ** (2 * draw[1] - 1),
+        label_smoothing=(label_smoothing + 0.2 * draw[2]).clamp_max(0.9),
+    )
 
 
 def _detached(params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ class Stepper:
         s = self.settings
         if not self.method.spread:
             return s.lr, s.weight_decay, s.label_smoothing
-        return methods.spread(s.members, s.lr, s.weight_decay, s.label_smoothing, s.seed)
+        return optim.spread(s.members, s.lr, s.weight_decay, s.label_smoothing, s.seed)
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimiser state by name, sharing memory with what is trained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.training import methods
+from dissensus.training.options import DIVERSITY
 
 ROWS = ("single", "deep-ensemble", "diverse-hps", "divdis", "a2d", "sed-a2d")
 WEIGHTS = (0.02, 0.1, 0.5, 1.0, 5.0)
@@ -37,5 +38,5 @@ def weighted(method: str, weight: float, members: int = 5) -> Trial:
 
 def fixed(lab: Lab, trials: list[Trial]) -> Trial:
     """The trial that the suite's own settings name, chosen before any OOD data was seen."""
-    own = lab.training.get("diversity", 0.5)
+    own = lab.training.get("diversity", DIVERSITY)
     return min(trials, key=lambda trial: abs((trial.diversity or own) - own))

@@ -9,6 +9,7 @@ from dissensus.evaluation.tables import Column, Row, Table
 from dissensus.experiments.studies.contenders import contenders, fixed
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.experiments.studies.measures import best
+from dissensus.training.options import DIVERSITY
 
 Choice = Callable[[list[Trial], str, str], str]  # trials, role, score -> the name of one
 
@@ -49,6 +50,6 @@ def detection(lab: Lab) -> list[Table]:
         table(
             "fixed: one weight for all, chosen before",
             lambda trials, role, score: fixed(lab, trials).name,
-            f"The suite's own weight, {lab.training.get('diversity', 0.5):g}, or the nearest that was trained.",
+            f"The suite's own weight, {lab.training.get('diversity', DIVERSITY):g}, or the nearest that was trained.",
         ),
     ]

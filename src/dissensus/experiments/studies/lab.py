@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pandas as pd
 from lightning.fabric import Fabric
 
 from dissensus._core.errors import RunError
+from dissensus._core.options import combine
 from dissensus.evaluation import saved
 from dissensus.evaluation.suite import Suite
 from dissensus.experiments import pipeline
@@ -27,6 +28,7 @@ from dissensus.functional import aggregates, metrics, scores
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import methods
 from dissensus.training._fit import fit
+from dissensus.training.options import TrainOptions
 from dissensus.training.run import Run
 
 
@@ -82,40 +84,35 @@ class Lab:
         frames, start, spent = [], time.monotonic(), 0
         total = len(trials) * len(self.seeds)
         for number, (trial, seed) in enumerate(((t, s) for t in trials for s in self.seeds), start=1):
-            ensemble, chosen, where = self._prepare(trial, seed, suite)
-            folder = self.out / "runs" / self._name(trial, seed, suite, chosen, where, ensemble)
+            ensemble, options, where = self._prepare(trial, seed, suite)
+            folder = self.out / "runs" / self._name(trial, seed, suite, options, where, ensemble)
             if not self._done(folder, suite):
                 left = ""
                 if spent:
                     seconds = (time.monotonic() - start) / spent * (total - number + 1)
                     left = f", at most {_duration(seconds)} left"
                 self.tell(f"  run {number} of {total}: {trial.name}, seed {seed}{left}")
-                self._train(folder, trial, seed, suite, ensemble, chosen, where)
+                self._train(folder, trial, seed, suite, ensemble, options, where)
                 spent += 1
             frames.append(saved.load(folder).frame.assign(row=trial.name, run=str(folder)))
         return pd.concat(frames, ignore_index=True)
 
-    def _prepare(self, trial: Trial, seed: int, suite: Suite) -> tuple[Ensemble, dict[str, Any], FeatureSet | None]:
+    def _prepare(self, trial: Trial, seed: int, suite: Suite) -> tuple[Ensemble, TrainOptions, FeatureSet | None]:
         recipe = methods.METHODS[trial.method]
         members = recipe.members or trial.members
         ensemble = pipeline.new_ensemble(suite.train, members, tail=trial.tail or self.tail, seed=seed)
-        given = {**self.training, **trial.options}
-        if trial.diversity is not None:
-            given["diversity"] = trial.diversity
-        active = trial.active or recipe.active
-        chosen = pipeline.settings_for(trial.method, members, given)
-        if trial.active is not None:
-            # everybody makes the same number of steps, however many are drawn
-            chosen |= {"active": active, "epochs": -(-given.get("epochs", 10) * members // (active or members))}
+        own = {"active": trial.active, "diversity": trial.diversity}
+        given = {**self.training, **trial.options, **{key: value for key, value in own.items() if value is not None}}
+        options = combine(TrainOptions, None, {**given, "seed": seed}).suited(trial.method)
         where = (trial.disagreement or suite.disagreement) if recipe.takes_set else None
-        return ensemble, chosen, where
+        return ensemble, options, where
 
     def _name(
         self,
         trial: Trial,
         seed: int,
         suite: Suite,
-        chosen: Mapping[str, Any],
+        options: TrainOptions,
         where: FeatureSet | None,
         ensemble: Ensemble,
     ) -> str:
@@ -123,9 +120,7 @@ class Lab:
             "train": suite.train.fingerprint,
             "disagreement": None if where is None else where.fingerprint,
             "tail": ensemble.about,
-            "settings": {key: chosen[key] for key in sorted(chosen)},
-            "members": len(ensemble),
-            "seed": seed,
+            "settings": asdict(options.resolve(trial.method, len(ensemble))),
         }
         digest = hashlib.sha256(json.dumps([trial.method, facts], sort_keys=True).encode()).hexdigest()
         return f"{trial.method}-M{len(ensemble)}-seed{seed}-{digest[:10]}"
@@ -143,11 +138,11 @@ class Lab:
         seed: int,
         suite: Suite,
         ensemble: Ensemble,
-        chosen: Mapping[str, Any],
+        options: TrainOptions,
         where: FeatureSet | None,
     ) -> None:
         fit(
-            ensemble, suite.train, trial.method, **chosen, disagreement=where, seed=seed, out=folder,
+            ensemble, suite.train, trial.method, options, disagreement=where, out=folder,
             progress=self.progress, fabric=self.fabric,
         )  # fmt: skip
         saved.evaluate_run(

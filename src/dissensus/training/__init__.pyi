@@ -1,0 +1,6 @@
+from ._fit import fit as fit
+from .methods import METHODS as METHODS
+from .methods import Method as Method
+from .options import Settings as Settings
+from .options import TrainOptions as TrainOptions
+from .run import Run as Run

@@ -1,0 +1,51 @@
+"""Checks of the data before training touches anything."""
+
+from __future__ import annotations
+
+from dissensus._core.errors import DataError
+from dissensus.features import FeatureSet, check_backbone
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training.methods import METHODS
+from dissensus.training.options import Settings
+
+
+def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None, settings: Settings) -> None:
+    """Raise `DataError` for features that this ensemble cannot be trained on with these settings."""
+    if train.labels is None:
+        raise DataError("training features need labels; got an unlabelled set: give labels when making it")
+    present = train.class_counts.nonzero().squeeze(1)
+    if len(present) < 2:
+        raise DataError(f"training needs at least two classes; all {len(train)} samples are of class {int(present[0])}")
+    if not tails.fits(ensemble.about, train.shape):
+        width = (ensemble.about or {})["features"]
+        raise DataError(f"the tail takes features of width {width}; the training set has {_shape(train)}")
+    classes = ensemble.classes
+    if classes is not None and int(present.max()) >= classes:
+        raise DataError(
+            f"the tail has {classes} classes, 0..{classes - 1}; the training set has label {int(present.max())}"
+        )
+    recipe = METHODS[settings.method]
+    if recipe.takes_set and disagreement is None and settings.diversity > 0:
+        raise DataError(
+            f"{settings.method} disagrees on a set of unlabelled features; none was given: "
+            f"pass one as disagreement, or use sed-{settings.method}"
+        )
+    if recipe.disagree_on == "unsure" and settings.diversity > 0 and settings.confidence <= 1 / len(train.classes):
+        raise DataError(
+            f"confidence must be above 1/{len(train.classes)}, which the top class of {len(train.classes)} always has; "
+            f"got {settings.confidence:g}: raise it"
+        )
+    if disagreement is not None and not recipe.takes_set:
+        raise DataError(f"{settings.method} takes no disagreement set; leave it out, or use a2d or divdis")
+    if disagreement is not None:
+        check_backbone(train.provenance.get("backbone"), disagreement, "the disagreement set")
+    if disagreement is not None and disagreement.shape != train.shape:
+        raise DataError(
+            f"the disagreement set must have the training set's features, {_shape(train)}; got {_shape(disagreement)}: "
+            "extract both with the same backbone"
+        )
+
+
+def _shape(features: FeatureSet) -> str:
+    return f"width {features.shape[0]}" if len(features.shape) == 1 else f"shape {features.shape}"
