@@ -208,7 +208,7 @@ class Detector:
         names = samples.names if isinstance(samples, ImageSet) else ()
         if not names and isinstance(samples, Sequence):
             names = tuple(os.fspath(s) if isinstance(s, str | os.PathLike) else str(i) for i, s in enumerate(samples))
-        made = Verdicts.joined([self.judge(logits) for logits in self.logits(samples, progress=progress)])
+        made = Verdicts.concatenate([self.judge(logits) for logits in self.logits(samples, progress=progress)])
         return made.named(names)
 
     def stream(

@@ -1,21 +1,32 @@
-"""Verdicts: what a detector says of samples, together and one by one."""
+"""Verdicts: what a detector says about samples, together and one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any, overload
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+SHOWN = 8  # rows of a printed or rendered table
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Verdict:
-    """What a detector says of one sample; `error` says why it could not be read, and the rest is None then.
+    """What a detector says about one sample.
 
-    `out` and `p_value` are None where the detector is not calibrated.
+    Attributes:
+        name: The path, or the row number.
+        label, class_name: The predicted class, as a number and as a name.
+        confidence: Probability of that class.
+        score: OOD score, higher = more OOD.
+        p_value: How unusual the score is among ID samples; None if the detector is not calibrated.
+        out: Whether the sample is out of distribution; None if the detector is not calibrated.
+        votes: Each member's class.
+        error: Why the sample could not be read; everything but the name is empty then.
     """
 
     name: str
@@ -30,11 +41,18 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """ "in", "out", or "" where there is none."""
+        """ "in", "out", or "" if the detector is not calibrated."""
         return "" if self.out is None else "out" if self.out else "in"
 
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"Verdict({self.name!r}, error: {self.error})"
+        parts = [f"{self.name!r}", f"{self.class_name} ({self.confidence:.0%})", f"score {self.score:.4g}"]
+        parts += [f"p-value {self.p_value:.3g}", self.verdict] if self.p_value is not None else []
+        return f"Verdict({', '.join(parts)})"
+
     def as_dict(self, *, votes: bool = False) -> dict[str, Any]:
-        """As plain values for JSON and tables: the same keys for every sample."""
+        """Return plain values for JSON and tables, with the same keys for every sample."""
         plain = {
             "path": self.name,
             "label": self.label,
@@ -49,25 +67,34 @@ class Verdict:
 
 
 def _rounded(value: float | None) -> float | None:
-    """To the seven digits that float32 knows."""
+    """Round to the seven digits of float32."""
     return None if value is None else float(f"{value:.7g}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdicts:
-    """What a detector says of N samples, as tensors; iterate for one `Verdict` each.
+    """What a detector says about N samples, as tensors. Iterate or index for one `Verdict` each.
 
-    `p_value`, `threshold` and `out` are None where the detector is not calibrated.
+    Attributes:
+        label: (N,) predicted classes.
+        confidence: (N,) their probabilities.
+        score: (N,) OOD scores, higher = more OOD.
+        votes: (M, N) each member's class.
+        classes: Names of the classes.
+        p_value: (N,) how unusual each score is among ID samples; None if the detector is not calibrated.
+        threshold: (N,) the score above which a sample of that predicted class is out; None likewise.
+        out: (N,) whether the sample is out of distribution; None likewise.
+        names: Paths or other names of the samples; empty if they are just numbered.
     """
 
-    label: Tensor  # (N,)
-    confidence: Tensor  # (N,)
-    score: Tensor  # (N,), higher = more OOD
-    votes: Tensor  # (M, N), each member's class
+    label: Tensor
+    confidence: Tensor
+    score: Tensor
+    votes: Tensor
     classes: tuple[str, ...]
-    p_value: Tensor | None = None  # (N,)
-    threshold: Tensor | None = None  # (N,), that of the predicted class
-    out: Tensor | None = None  # (N,)
+    p_value: Tensor | None = None
+    threshold: Tensor | None = None
+    out: Tensor | None = None
     names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -87,7 +114,7 @@ class Verdicts:
             return [self[place] for place in range(*i.indices(len(self)))]
         label = int(self.label[i])
         return Verdict(
-            name=self.names[i] if self.names else str(i),
+            name=self.names[i] if self.names else str(i % len(self)),
             label=label,
             class_name=self.classes[label],
             confidence=float(self.confidence[i]),
@@ -97,34 +124,65 @@ class Verdicts:
             votes=tuple(self.classes[vote] for vote in self.votes[:, i].tolist()),
         )
 
+    def __repr__(self) -> str:
+        more = f"\n... {len(self) - SHOWN:,} more" if len(self) > SHOWN else ""
+        return f"{self.summary}\n{self._head().to_string(index=False, na_rep='')}{more}"
+
+    def _repr_html_(self) -> str:
+        more = f"<p>... {len(self) - SHOWN:,} more</p>" if len(self) > SHOWN else ""
+        return f"<p>{escape(self.summary)}</p>{self._head().to_html(index=False, na_rep='', border=0)}{more}"
+
+    @property
+    def summary(self) -> str:
+        """How many samples there are, and how many are in and out, in a few words."""
+        count = f"{len(self):,} sample{'s' * (len(self) != 1)}"
+        if self.out is None:
+            return f"{count}, not calibrated: scores, but no verdicts"
+        out = int(self.out.sum())
+        return f"{count}: {len(self) - out:,} in, {out:,} out of distribution"
+
+    def _head(self) -> pd.DataFrame:
+        """Return the first rows with numbers rounded for reading, the verdict before the class."""
+        rows = [
+            {
+                "path": v.name,
+                **({} if v.out is None else {"verdict": v.verdict, "p-value": f"{v.p_value:.3g}"}),
+                "score": f"{v.score:.4g}",
+                "class": v.class_name,
+                "confidence": f"{v.confidence:.0%}",
+            }
+            for v in self[:SHOWN]
+        ]
+        return pd.DataFrame(rows)
+
     def frame(self) -> pd.DataFrame:
-        """A row a sample; the votes in columns member 1, member 2, ..."""
+        """Return a DataFrame, one row per sample; the votes are in columns member 1, member 2, ..."""
         rows = [{key: value for key, value in v.as_dict().items() if key != "error"} for v in self]
         members = {f"member {m + 1}": [self.classes[c] for c in votes.tolist()] for m, votes in enumerate(self.votes)}
         return pd.DataFrame(rows).assign(**members)
 
     def named(self, names: Sequence[str]) -> Verdicts:
-        """The same with a name for every sample."""
+        """Return the same verdicts with a name for every sample."""
         return replace(self, names=tuple(names))
 
     @classmethod
-    def joined(cls, parts: Sequence[Verdicts]) -> Verdicts:
-        """Those of several batches as one."""
+    def concatenate(cls, parts: Sequence[Verdicts]) -> Verdicts:
+        """Join the verdicts of several batches."""
         first = parts[0]
 
-        def every(name: str, dim: int = 0) -> Any:
+        def join(name: str, dim: int = 0) -> Any:
             if getattr(first, name) is None:
                 return None
             return torch.cat([getattr(part, name) for part in parts], dim)
 
         return cls(
-            label=every("label"),
-            confidence=every("confidence"),
-            score=every("score"),
-            votes=every("votes", 1),
+            label=join("label"),
+            confidence=join("confidence"),
+            score=join("score"),
+            votes=join("votes", 1),
             classes=first.classes,
-            p_value=every("p_value"),
-            threshold=every("threshold"),
-            out=every("out"),
+            p_value=join("p_value"),
+            threshold=join("threshold"),
+            out=join("out"),
             names=tuple(name for part in parts for name in part.names),
         )

@@ -1,0 +1,43 @@
+"""Verdicts as a person reads them, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import torch
+
+from dissensus.detection.verdicts import Verdict, Verdicts
+
+CLASSES = ("cat", "<dog>")
+
+
+def verdicts(count: int = 3, calibrated: bool = True) -> Verdicts:
+    label = torch.arange(count) % 2
+    score = torch.linspace(0.25, 1.25, count)
+    known = {"p_value": 1 - 0.9 * score / 1.25, "threshold": torch.ones(count), "out": score > 1} if calibrated else {}
+    return Verdicts(label, torch.full((count,), 0.75), score, label.expand(2, count), CLASSES, **known)
+
+
+def test_one_says_what_it_is():
+    found = verdicts().named(["a.jpg", "b.jpg", "c.jpg"])
+    assert repr(found[0]) == "Verdict('a.jpg', cat (75%), score 0.25, p-value 0.82, in)"
+    assert repr(verdicts(calibrated=False)[1]) == "Verdict('1', <dog> (75%), score 0.75)"
+    assert repr(Verdict("x.png", error="not an image")) == "Verdict('x.png', error: not an image)"
+    assert verdicts()[-1].name == "2"
+
+
+def test_all_say_how_many_and_show_the_first():
+    lines = repr(verdicts(400)).splitlines()
+    assert lines[0] == "400 samples: 300 in, 100 out of distribution"
+    assert lines[1].split() == ["path", "verdict", "p-value", "score", "class", "confidence"]
+    assert lines[2].split() == ["0", "in", "0.82", "0.25", "cat", "75%"]
+    assert lines[-1] == "... 392 more"
+    assert len(lines) == 11
+    assert repr(verdicts(1, calibrated=False)).startswith("1 sample, not calibrated: scores, but no verdicts\n")
+
+
+def test_a_notebook_shows_a_table_with_escaped_names():
+    html = verdicts()._repr_html_()
+    assert html.startswith("<p>3 samples: 2 in, 1 out of distribution</p>")
+    assert html.count("<tr") == 4
+    assert "&lt;dog&gt;" in html
+    assert "<dog>" not in html
+    assert "more" not in html
