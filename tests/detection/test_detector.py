@@ -6,6 +6,7 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -189,8 +190,8 @@ def test_what_it_cannot_take_is_refused(run):
         detector.predict(["cat.jpg"])
     with pytest.raises(ShapeError, match="width 6"):
         detector.predict(torch.zeros(2, 5))
-    for nothing in ([], "cat.jpg", None, 3, Image.new("RGB", (4, 4))):
-        with pytest.raises(DataError, match="samples are"):
+    for nothing in ([], (), None, 3, {"path": ["cat.jpg"]}, iter(["cat.jpg"]), pd.DataFrame({"path": []})):
+        with pytest.raises(DataError, match=r"\Asamples must be a path, an image, an array.*; got (an empty )?\w+\Z"):
             detector.predict(nothing)
     with pytest.raises(DissensusError, match="calibrate first"):
         detector.save(run)
@@ -198,7 +199,7 @@ def test_what_it_cannot_take_is_refused(run):
         Detector(detector.ensemble, aggregate="probabilty")
 
 
-def test_what_is_not_a_number_is_not_judged(run, more):
+def test_what_is_not_a_number_has_no_verdict(run, more):
     detector = Detector.load(run)
     with torch.no_grad():
         next(detector.ensemble.parameters()).mul_(100)
@@ -214,10 +215,97 @@ def test_augmented_passes_are_no_calibration_samples(run, more):
 
 def test_classes_without_a_name_are_called_by_number():
     assert Detector(linear(classes=3), ["cat"]).classes == ("cat", "1", "2")
-    with pytest.raises(DissensusError, match="the tail has 3, 4 names were given"):
+    with pytest.raises(DissensusError, match="the tail has 3, got 4 names"):
         Detector(linear(classes=3), ["a", "b", "c", "d"])
     with pytest.raises(DissensusError, match="needs the names of its classes"):
         Detector(Ensemble(torch.nn.Sequential(torch.nn.Linear(6, 3)), members=2))
+
+
+def test_features_come_as_rows_and_tables(run, more):
+    detector = Detector.load(run).calibrate(more)
+    rows = more.rows(slice(0, 9))
+    expected = detector.predict(rows)
+    one = detector.predict(rows[3].numpy())
+    assert len(one) == 1
+    assert one.score == expected.score[3:4]
+    frame = pd.DataFrame(rows.numpy(), columns=list("abcdef"), index=[f"sample {i}" for i in range(9)])
+    found = detector.predict(frame)
+    assert torch.equal(found.score, expected.score)
+    assert found.names[2] == "sample 2"
+    with pytest.raises(DataError, match=r"column 'label' is not numeric: drop it, or rename it"):
+        detector.predict(frame.assign(label="cat"))
+    with pytest.raises(ShapeError, match=r"width 6; got rows of shape \(7,\): pass \(N, 6\)"):
+        detector.predict(frame.assign(g=1))
+    with pytest.raises(DataError, match="hold NaN or inf"):
+        detector.predict(frame.assign(a=np.nan))
+    with pytest.raises(DataError, match=r"\(N, ...\)"):
+        detector.predict(torch.zeros(()))
+
+
+def test_it_says_what_it_is(run, seen, more):
+    detector = Detector.load(run)
+    assert repr(detector) == "Detector(4 members, 3 classes, score pds, not calibrated, features only)"
+    detector.calibrate(more, 0.025, "pds+bma")
+    assert "score pds+bma, calibrated at 2.5% false alarms" in repr(detector)
+    assert repr(Detector.load(seen / "run")).endswith("not calibrated, backbone resnet10t at 32 px)")
+
+
+def test_images_come_in_every_form(seen, tmp_path):
+    detector = Detector.load(seen / "run")
+    paths = sorted(map(str, (seen / "images" / "blue").iterdir()))[:3]
+    expected = detector.predict(paths)
+    pictures = [read_image(path) for path in paths]
+    pixels = np.stack([np.asarray(picture) for picture in pictures])
+    (tmp_path / "few").mkdir()
+    for path in paths:
+        shutil.copy(path, tmp_path / "few")
+    (tmp_path / "list.txt").write_text("\n".join(paths))
+    frame = pd.DataFrame({"path": paths, "width": 40})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    forms = {
+        "folder": str(tmp_path / "few"), "list of folders": [tmp_path / "few"], "list": tmp_path / "list.txt",
+        "table": tmp_path / "table.csv", "frame": frame, "series": frame["path"], "arrays": list(pixels),
+        "batch": pixels, "tensor": torch.from_numpy(pixels), "pictures": tuple(pictures),
+        "set": ImageSet.find(tmp_path / "few"), "features folder": seen / "features",
+    }  # fmt: skip
+    for form, samples in forms.items():
+        found = detector.predict(samples)
+        if form == "features folder":
+            torch.testing.assert_close(found.score[:3], expected.score, atol=1e-3, rtol=1e-3)  # float16 on disk
+        else:
+            assert torch.equal(found.score, expected.score), form
+    assert detector.predict(forms["folder"]).names == tuple(str(tmp_path / "few" / f"0{i}.png") for i in range(3))
+    assert detector.predict(frame).names == tuple(paths)
+    for one in (paths[1], seen / "images" / "blue" / "01.png", pictures[1], pixels[1], torch.from_numpy(pixels[1])):
+        assert torch.equal(detector.predict(one).score, expected.score[1:2])
+    assert [v.score for v in detector.stream(str(tmp_path / "few"), workers=0)] == expected.score.tolist()
+    assert [v.score for v in detector.stream(forms["set"], workers=0)] == expected.score.tolist()
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ("nowhere.jpg", r"every image must be readable; nowhere.jpg is not \(no such file"),
+        ("nowhere.txt", "nowhere.txt does not exist"),
+        ("{tmp}/empty", "empty holds none"),
+        (["{tmp}/empty"], "folders must hold images"),
+        ("{tmp}/x.npz", "holds arrays"),
+        (["cat.jpg", 3], r"got int: for features pass one array \(N, D\)"),
+        ([[0.5, 1.0]], "got list"),
+        ([np.zeros((4, 4, 3))], r"got ndarray float64 \(4, 4, 3\)"),
+        (np.zeros((4, 4, 3)), r"got rows of shape \(4, 3\): pass \(N, 512\), or an image as uint8"),
+    ],
+)
+def test_bad_images_are_one_line(seen, tmp_path, samples, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.npz").touch()
+    if isinstance(samples, str):
+        samples = samples.format(tmp=tmp_path)
+    elif isinstance(samples, list):
+        samples = [s.format(tmp=tmp_path) if isinstance(s, str) else s for s in samples]
+    with pytest.raises(DissensusError, match=words) as caught:
+        Detector.load(seen / "run").predict(samples)
+    assert "\n" not in str(caught.value)
 
 
 def test_images_come_as_paths_pictures_or_sets(seen):

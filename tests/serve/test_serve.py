@@ -133,7 +133,7 @@ def test_service_says_what_the_detector_says(service, place):
 
 def test_another_rate_needs_no_other_look(service, place, monkeypatch):
     seen = service.see("digit.png", (place / "digit.png").read_bytes())
-    monkeypatch.setattr(service.detector, "encoder", None)
+    monkeypatch.setattr(service.detector.members, "encoder", None)
     p_value = service.judge(seen)[0].p_value
     assert service.judge(seen, min(0.99, p_value))[0].out
     assert not service.judge(seen, p_value * 0.99)[0].out

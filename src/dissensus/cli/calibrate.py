@@ -58,9 +58,8 @@ def calibrate(
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}")
     if id is not None and (root is not None or features is not None):
         raise DissensusError("--root and --features are about a suite; got --id with them: leave them out")
-    detector = Detector.load(run, calibrated=False)
-    detector.engine = engine
-    detector.to(inputs.launch(accelerator, 1, 1, "32-true").device)
+    device = inputs.launch(accelerator, 1, 1, "32-true").device
+    detector = Detector.load(run, calibrated=False, engine=engine, device=device)
     samples = inputs.find_samples(id) if id is not None else inputs.held_out(run, str(suite), root, features)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

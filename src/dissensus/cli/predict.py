@@ -63,9 +63,8 @@ def predict(
     form = _form(format, out)
     if batch_size < 1 or (workers is not None and workers < 0):
         raise DissensusError(f"--batch-size is at least 1 and --workers at least 0; got {batch_size} and {workers}")
-    detector = Detector.load(run)
-    detector.engine = engine
-    detector.to(inputs.launch(accelerator, 1, 1, "32-true").device)
+    device = inputs.launch(accelerator, 1, 1, "32-true").device
+    detector = Detector.load(run, engine=engine, device=device)
     if false_alarms is not None:
         if detector.threshold is None:
             raise DissensusError(f"--false-alarms needs a calibrated run; {run} is not: dissensus calibrate {run}")

@@ -56,13 +56,12 @@ def serve(
     if images is not None and train is None:
         raise DissensusError("--images goes with --train, whose rows it shows; got --images alone: give both")
     with server.bind(host, port) as where:  # before the rest, which takes a while
-        detector = Detector.load(run)
-        detector.engine = engine
-        detector.to(inputs.launch(accelerator, 1, 1, "32-true").device)
+        device = inputs.launch(accelerator, 1, 1, "32-true").device
+        detector = Detector.load(run, engine=engine, device=device)
         neighbours = None
         if train is not None:
             features = inputs.find_features(train)[0]
-            check_backbone(detector.about, features, "--train")
+            check_backbone(detector.backbone_info, features, "--train")
             neighbours = Neighbours(features, None if images is None else ImageSet.find(images))
         service = Service(detector, Path(run).resolve().name, neighbours)
         if detector.threshold is None:

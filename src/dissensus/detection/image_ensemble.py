@@ -16,20 +16,26 @@ from dissensus.training.run import Run
 
 
 class ImageEnsemble(nn.Module):
-    """Images (B, 3, H, W), as `transform` makes them, -> logits (M, B, C); the trunk runs once for all members.
+    """Images (B, 3, H, W) -> logits (M, B, C), differentiable; the trunk runs once for all members.
 
     model = ImageEnsemble.load("runs/mine")
     logits = model(torch.stack([model.transform(image) for image in images]))
+
+    Args:
+        backbone: The backbone whose trunk to use.
+        ensemble: An ensemble trained on its features.
+        classes: Names of the classes.
+
+    Attributes:
+        transform: The preprocessing, from a PIL image to a tensor (3, H, W).
+
+    Raises:
+        ShapeError: If the ensemble does not take the trunk's features.
     """
 
     def __init__(self, backbone: Backbone, ensemble: Ensemble, classes: tuple[str, ...] = ()) -> None:
         super().__init__()
-        if not tails.fits(ensemble.about, backbone.shape):
-            wanted = (ensemble.about or {})["features"]
-            raise ShapeError(
-                f"the ensemble must fit the trunk; it takes features of width {wanted}, {backbone.name} gives "
-                f"{backbone.shape}: use the backbone that made its training features"
-            )
+        check_fits(backbone, ensemble)
         self.trunk, self.ensemble = backbone.trunk, ensemble
         self.transform: Preprocessing = backbone.transform
         self.classes = classes
@@ -37,18 +43,32 @@ class ImageEnsemble(nn.Module):
 
     @classmethod
     def load(cls, run: str | os.PathLike[str]) -> ImageEnsemble:
-        """The ensemble of a run folder on the backbone that its training features came from."""
+        """Load the ensemble of a run folder, on the backbone that its training features came from.
+
+        Raises:
+            RunError: If there is no finished run, or it was trained on features that name no backbone.
+        """
         opened = Run.open(run)
-        about = opened.settings.get("backbone")
-        if about is None:
+        info = opened.settings.get("backbone")
+        if info is None:
             raise RunError(
                 f"images need a trunk; {run} was trained on features that name none: extract them with "
                 "dissensus extract, or join the two with ImageEnsemble(backbone, ensemble)"
             )
         ensemble = Ensemble.load(opened.ensemble_folder)
-        return cls(backbones.restore(about), ensemble, tuple(opened.settings["classes"]))
+        return cls(backbones.restore(info), ensemble, tuple(opened.settings["classes"]))
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (M, B, C)."""
         logits: Tensor = self.ensemble(self.trunk(images))
         return logits
+
+
+def check_fits(backbone: Backbone, ensemble: Ensemble) -> None:
+    """Raise `ShapeError` if the ensemble does not take the features of the backbone's trunk."""
+    if not tails.fits(ensemble.about, backbone.shape):
+        width = (ensemble.about or {})["features"]
+        raise ShapeError(
+            f"the ensemble must fit the trunk; it takes features of width {width}, {backbone.name} gives "
+            f"{backbone.shape}: use the backbone that made its training features"
+        )

@@ -42,7 +42,7 @@ for verdict in detector.predict(features):  # (N, {width}) float32
 
 def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> str:
     """The card as Markdown with the hub's header; its numbers are those measured for the run."""
-    images = detector.about is not None
+    images = detector.backbone_info is not None
     width = (detector.ensemble.about or {}).get("features", "D")
     parts = [
         HEADER.format(pipeline="pipeline_tag: image-classification\n" if images else ""),
@@ -65,7 +65,7 @@ def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> st
 
 
 def _trunk(detector: Detector) -> str:
-    about = detector.about
+    about = detector.backbone_info
     if about is None:
         return ", on features,"
     return f" on the frozen trunk of {about['name']} at {about['size']} px"

@@ -71,7 +71,7 @@ def write(detector: Detector, out: Path) -> Checkpoint:
         DissensusError: if the trunk is unknown, or timm's model cannot hold the tail.
     """
     check_file(out, ".safetensors", _is_export)
-    if detector.about is None:
+    if detector.backbone_info is None:
         raise DissensusError(
             f"a timm checkpoint holds trunk and tail; this run was trained on features that name no backbone: {REMEDY}"
         )

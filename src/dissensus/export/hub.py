@@ -47,7 +47,7 @@ def write(detector: Detector, run: Run, out: Path) -> None:
     with assembling(out) as folder:
         make_folder(folder)
         detector.ensemble.save(folder / ENSEMBLE)
-        if detector.about is not None:
+        if detector.backbone_info is not None:
             state = detector.backbone.trunk.state_dict()
             tensors.write(folder / TRUNK, {name: value.clone() for name, value in state.items()})
         if detector.threshold is not None:
@@ -74,8 +74,8 @@ def config(detector: Detector, run: Run) -> HubDocument:
 
 
 def _backbone(detector: Detector) -> BackboneDescription | None:
-    if detector.about is None:
+    if detector.backbone_info is None:
         return None
     # The weights' file name only: its folder is private.
-    about = {**detector.about, "weights": Path(detector.about["weights"]).name}
+    about = {**detector.backbone_info, "weights": Path(detector.backbone_info["weights"]).name}
     return BackboneDescription.model_validate(about, strict=False)

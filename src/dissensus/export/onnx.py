@@ -35,7 +35,7 @@ MARK = "dissensus"  # the metadata key of files written here
 def to_onnx(run: Run, out: Path, *, input: str | None = None) -> Written:
     """One ONNX file: label, logits, members' probabilities, score, p-value and verdict, in batches of any size."""
     detector = Detector.load(run.folder)
-    if input == "images" and detector.about is None:
+    if input == "images" and detector.backbone_info is None:
         raise DissensusError(
             f"--input images needs a trunk; {run.folder} was trained on features that name none: use --input features"
         )
@@ -58,7 +58,7 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     """
     extras.require("onnx", "an export to ONNX")
     check_file(out, ".onnx", _is_export)
-    images = detector.about is not None if images is None else images
+    images = detector.backbone_info is not None if images is None else images
     detector.to("cpu")
     samples = _samples(detector, images=images)
     graph = Graph(detector, images=images)
@@ -107,7 +107,7 @@ def logits_of(detector: Detector, batch: Tensor, *, images: bool) -> Tensor:
 def _samples(detector: Detector, *, images: bool) -> Tensor:
     """Inputs to trace and compare with: noise and smooth patches of colour, or their features."""
     generator, count = torch.Generator().manual_seed(0), sum(BATCH_SIZES)
-    if detector.about is None:
+    if detector.backbone_info is None:
         known = detector.ensemble.about
         if images or known is None:
             what = "images need a trunk" if images else "features need a known width"

@@ -56,8 +56,8 @@ class Service:
                 image = decode(data)
             except BadImage as error:
                 return Seen(name, error=str(error))
-            features = self.detector.encoder.image(image)
-            logits = next(self.detector.logits(features)).cpu()
+            features = self.detector.members.encoder.image(image)
+            logits = self.detector.members(features).cpu()
             if not shown:
                 return Seen(name, logits)
             nearest = self.neighbours.nearest(features[0]) if self.neighbours else ()
@@ -67,7 +67,7 @@ class Service:
         """The verdict at a false-alarm rate, the calibrated one by default, and the threshold of its score."""
         if seen.logits is None:
             return Verdict(seen.name, error=seen.error), None
-        made = self.at(rate).judge(seen.logits)
+        made = self.at(rate).predict_logits(seen.logits)
         limit = None if made.threshold is None else float(made.threshold[0])
         return replace(made[0], name=seen.name), limit
 

@@ -1,0 +1,127 @@
+"""Samples: everything that `Detector.predict` and `calibrate` take, as features or as a source of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from dissensus._core.errors import DataError
+from dissensus.features import FeatureSet, shards
+from dissensus.functional import arrays
+from dissensus.images import ImageSet, walk
+from dissensus.images.finding import FEATURES, LISTS, TABLES
+from dissensus.images.lists import IMAGE_COLUMNS
+
+PathLike = str | os.PathLike[str]
+Array = NDArray[Any]
+Picture = Image.Image | Array | Tensor
+Many: TypeAlias = "pd.DataFrame | pd.Series[str] | Sequence[PathLike] | Sequence[Picture]"
+Samples: TypeAlias = "FeatureSet | ImageSet | PathLike | Picture | Many"
+"""What a detector takes: see `Detector.predict`."""
+
+KINDS = (
+    "samples must be a path, an image, an array, a DataFrame, a FeatureSet, an ImageSet, or a list of paths or images"
+)
+
+
+class Resolved(NamedTuple):
+    """Samples in one of the forms that are run.
+
+    Attributes:
+        source: Features; or an `ImageSet`, paths, or images in memory.
+        names: One name for each sample; empty if they are just numbered.
+    """
+
+    source: FeatureSet | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
+    names: tuple[str, ...] = ()
+
+
+def resolve(samples: Samples) -> Resolved:
+    """Find out what was given.
+
+    Raises:
+        DataError: If it is nothing that a detector takes, or empty.
+    """
+    if isinstance(samples, FeatureSet):
+        return Resolved(samples)
+    if isinstance(samples, ImageSet):
+        return Resolved(samples, samples.names)
+    if isinstance(samples, str | os.PathLike):
+        return _from_path(os.fspath(samples))
+    if isinstance(samples, Image.Image):
+        return Resolved([samples])
+    if isinstance(samples, Tensor | np.ndarray):
+        return _from_array(arrays.to_numpy(samples))
+    if isinstance(samples, pd.DataFrame):
+        return _from_frame(samples)
+    items = samples.tolist() if isinstance(samples, pd.Series) else samples
+    if isinstance(items, Sequence) and len(items):
+        return _from_list(items)
+    empty = "an empty " if isinstance(items, Sequence) else ""
+    raise DataError(f"{KINDS}; got {empty}{type(samples).__name__}")
+
+
+def _from_path(path: str) -> Resolved:
+    if os.path.isfile(os.path.join(path, shards.INDEX)):
+        return Resolved(FeatureSet.open(path))
+    folder = os.path.isdir(path)
+    if not folder and not path.lower().endswith((*LISTS, *TABLES, *FEATURES, ".tar")):
+        return Resolved([path], (path,))
+    try:
+        images = ImageSet.find(path)  # With labels, if there are any: `Detector.calibrate` recognises training images.
+    except DataError:
+        images = ImageSet.find(path, unlabelled=True)
+    return Resolved(images, tuple(os.path.join(path, name) for name in images.names) if folder else images.names)
+
+
+def _from_array(array: Array) -> Resolved:
+    if _is_image(array):
+        return Resolved([array])
+    if array.ndim == 4 and len(array) and _is_image(array[0]):
+        return Resolved(list(array))
+    return Resolved(FeatureSet.from_arrays(array[None] if array.ndim == 1 else array))
+
+
+def _from_frame(frame: pd.DataFrame) -> Resolved:
+    column = next((name for name in IMAGE_COLUMNS if name in frame), None)
+    if column is not None:
+        return _from_list(frame[column].tolist()) if len(frame) else resolve([])
+    numeric = frame.select_dtypes(["number", "bool"])
+    if other := [str(name) for name in frame.columns if name not in numeric]:
+        raise DataError(
+            "a DataFrame needs numeric columns, one for each feature, or a column of image paths named "
+            f"{' or '.join(IMAGE_COLUMNS[:2])}; column {other[0]!r} is not numeric: drop it, or rename it"
+        )
+    values = numeric.to_numpy(dtype=np.float64, na_value=np.nan)
+    return Resolved(FeatureSet.from_arrays(values), tuple(map(str, frame.index)))
+
+
+def _from_list(items: Sequence[Any]) -> Resolved:
+    if all(isinstance(item, str | os.PathLike) for item in items):
+        paths = list(walk([os.fspath(item) for item in items]))
+        if not paths:
+            raise DataError(f"folders must hold images; {', '.join(map(str, items))[:200]} hold none: check the paths")
+        return Resolved(paths, tuple(paths))
+    pictures = [arrays.to_numpy(item) if isinstance(item, Tensor) else item for item in items]
+    if all(isinstance(item, Image.Image) or _is_image(item) for item in pictures):
+        return Resolved(pictures)
+    known = [isinstance(item, str | os.PathLike | Image.Image) or _is_image(item) for item in pictures]
+    if all(known):
+        raise DataError("a list of samples holds either paths or images; got a mixture: pass two lists")
+    wrong = pictures[known.index(False)]
+    shape = f" {wrong.dtype} {wrong.shape}" if isinstance(wrong, np.ndarray) else ""
+    raise DataError(
+        f"a list of samples holds paths, PIL images or uint8 arrays (H, W, 3); got {type(wrong).__name__}{shape}: "
+        "for features pass one array (N, D)"
+    )
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] == 3

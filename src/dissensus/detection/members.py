@@ -1,0 +1,111 @@
+"""Members: an ensemble behind its frozen trunk, from samples of any form to the logits of every member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dissensus import backbones
+from dissensus._core.errors import DataError, DissensusError, ShapeError
+from dissensus.backbones import Backbone
+from dissensus.detection._samples import Resolved
+from dissensus.detection.image_ensemble import check_fits
+from dissensus.evaluation.predictions import batch_size
+from dissensus.features import FeatureSet, check_backbone
+from dissensus.features.encoder import Encoder
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+
+BATCH = 64  # images
+
+
+class Members:
+    """An ensemble and, for images, the backbone of its training features.
+
+    Args:
+        ensemble: The ensemble; put into eval mode.
+        backbone: The backbone, or its description, from which it is created when the first image is given; None for
+            features only.
+        engine: How the trunk runs: "eager", or "onnx", which is faster on CPUs.
+    """
+
+    def __init__(self, ensemble: Ensemble, backbone: Backbone | Mapping[str, Any] | None, engine: str) -> None:
+        self.ensemble, self.engine = ensemble.eval(), engine
+        self.backbone_info = backbone.describe() if isinstance(backbone, Backbone) else backbone
+        if isinstance(backbone, Backbone):
+            self.backbone = backbone
+
+    @property
+    def device(self) -> torch.device:
+        """Where the members run."""
+        return next(self.ensemble.parameters()).device
+
+    def to(self, device: torch.device | str) -> None:
+        """Move members and trunk to a device."""
+        self.ensemble.to(device)
+        if "backbone" in vars(self):
+            self.backbone.trunk.to(device)
+        self.__dict__.pop("encoder", None)
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The frozen trunk and its preprocessing, created on first use."""
+        if self.backbone_info is None:
+            raise DissensusError(
+                "images need a trunk; this detector was trained on features that name none: give it features, or "
+                "extract the training images with dissensus extract and train on that"
+            )
+        with torch.inference_mode(False):  # It is used outside of inference mode too, wherever it is first created.
+            return backbones.restore(self.backbone_info)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The backbone's trunk, from images to features."""
+        check_fits(self.backbone, self.ensemble)
+        return Encoder(self.backbone, self.engine, self.device)
+
+    @torch.inference_mode()
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the logits (M, B, C) of features (B, ...).
+
+        Raises:
+            DataError: If they are not finite.
+        """
+        logits: Tensor = self.ensemble(features.to(self.device))
+        if not bool(logits.isfinite().all()):
+            raise DataError("logits must be finite; some are not: check the features for huge values")
+        return logits
+
+    def logits(self, samples: Resolved, progress: bool = False) -> Iterator[Tensor]:
+        """Yield the logits (M, b, C) of samples, batch by batch.
+
+        Raises:
+            DissensusError: If features do not fit the ensemble, or an image cannot be read.
+        """
+        source = samples.source
+        batches = self._rows(source) if isinstance(source, FeatureSet) else self._encode(source)
+        hidden = None if progress else True
+        with tqdm(total=len(source), desc="predict", unit="sample", leave=False, disable=hidden) as bar:
+            for features in batches:
+                yield self(features)
+                bar.update(len(features))
+
+    def _rows(self, features: FeatureSet) -> Iterator[Tensor]:
+        check_backbone(self.backbone_info, features, "the given set")
+        if not tails.fits(self.ensemble.about, features.shape):
+            width = (self.ensemble.about or {})["features"]
+            raise ShapeError(
+                f"the ensemble takes features of width {width}; got rows of shape {features.shape}: pass (N, {width}), "
+                "or an image as uint8 (H, W, 3)"
+            )
+        return (x for x, _ in features.batches(batch_size(self.ensemble, features.shape)))
+
+    def _encode(self, images: Any) -> Iterator[Tensor]:
+        with self.encoder.stream(images, batch_size=BATCH, strict=True) as batches:
+            for _, features in batches:
+                yield features
