@@ -98,8 +98,10 @@ def test_a_backbone_that_changed_is_refused(tmp_path):
 
 
 def test_a_trunk_that_does_not_fit_is_refused(backbone):
-    with pytest.raises(ShapeError, match=r"takes features of width 6, lite0 gives \(320, 1, 1\): use the backbone"):
+    with pytest.raises(
+        ShapeError, match=r"takes features of width 6; lite0 has rows of shape \(320, 1, 1\): use the backbone"
+    ):
         ImageEnsemble(backbone, linear())
     vit = backbones.create("test_vit", "random", size=SIZE)
-    with pytest.raises(ShapeError, match=r"takes features of width 320, test_vit gives \(64,\)"):
+    with pytest.raises(ShapeError, match=r"takes features of width 320; test_vit has rows of shape \(64,\)"):
         ImageEnsemble(vit, Ensemble(backbone.new_tail(3), members=2))

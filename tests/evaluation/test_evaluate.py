@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from dissensus._core.errors import DataError, UnknownNameError
+from dissensus._core.errors import DataError, ShapeError, UnknownNameError
 from dissensus.evaluation import predictions, soups
 from dissensus.evaluation._evaluate import COLUMNS, evaluate
 from dissensus.evaluation.suite import SuiteSet
@@ -132,13 +132,13 @@ def test_misuse(ensemble, sets):
         evaluate(ensemble, [sets[0], SuiteSet("away", "shift", sets[3].features)])
     with pytest.raises(DataError, match="a groups set needs groups"):
         evaluate(ensemble, [sets[0], SuiteSet("g", "groups", blobs())])
-    with pytest.raises(DataError, match="features of width 6; wide has"):
+    with pytest.raises(ShapeError, match="features of width 6; wide has"):
         evaluate(ensemble, [sets[0], SuiteSet("wide", "ood", blobs(width=7))])
     with pytest.raises(DataError, match="the ensemble has 3 classes; many has label 4"):
         evaluate(ensemble, [sets[0], SuiteSet("many", "shift", blobs(classes=5))])
     with pytest.raises(DataError, match=r"two or more different classes of the ensemble; part has 0, 7"):
         evaluate(ensemble, [sets[0], SuiteSet("part", "shift", blobs(), subset=(0, 7))])
-    with pytest.raises(DataError, match="features of width 6; held-out has"):
+    with pytest.raises(ShapeError, match="features of width 6; held-out has"):
         evaluate(ensemble, sets, held_out=blobs(width=7))
     named = FeatureSet.from_arrays(blobs().rows(slice(None)), blobs().labels, classes=["b", "a", "c"])
     with pytest.raises(DataError, match="those of the training set, a, b, c; named has b, a, c"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dissensus._core.errors import DissensusError, RunError, UnknownNameError
+from dissensus._core.errors import DissensusError, RunError, ShapeError, UnknownNameError
 from dissensus.models import stacked, tails
 from dissensus.models.ensemble import Ensemble
 
@@ -211,7 +211,12 @@ def test_a_tail_that_is_not_built_in_has_no_description():
     ],
 )
 def test_which_features_fit_a_tail(tail, shape, fitting):
-    assert tails.fits(tails.describe(tail), shape) is fitting
+    ensemble = Ensemble(tail, members=2)
+    if fitting:
+        ensemble.check_features(shape, "it")
+    else:
+        with pytest.raises(ShapeError, match=r"takes features of width 6; it has rows of shape .*: use the backbone"):
+            ensemble.check_features(shape, "it")
 
 
 def test_members_can_start_from_what_fits_of_another_tail():

@@ -7,10 +7,9 @@ import os
 from torch import Tensor, nn
 
 from dissensus import backbones
-from dissensus._core.errors import RunError, ShapeError
+from dissensus._core.errors import RunError
 from dissensus.backbones import Backbone
 from dissensus.backbones.transforms import Preprocessing
-from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
 
@@ -35,7 +34,7 @@ class ImageEnsemble(nn.Module):
 
     def __init__(self, backbone: Backbone, ensemble: Ensemble, classes: tuple[str, ...] = ()) -> None:
         super().__init__()
-        check_fits(backbone, ensemble)
+        ensemble.check_features(backbone.shape, backbone.name)
         self.trunk, self.ensemble = backbone.trunk, ensemble
         self.transform: Preprocessing = backbone.transform
         self.classes = classes
@@ -62,13 +61,3 @@ class ImageEnsemble(nn.Module):
         """(B, 3, H, W) -> (M, B, C)."""
         logits: Tensor = self.ensemble(self.trunk(images))
         return logits
-
-
-def check_fits(backbone: Backbone, ensemble: Ensemble) -> None:
-    """Raise `ShapeError` if the ensemble does not take the features of the backbone's trunk."""
-    if not tails.fits(ensemble.about, backbone.shape):
-        width = (ensemble.about or {})["features"]
-        raise ShapeError(
-            f"the ensemble must fit the trunk; it takes features of width {width}, {backbone.name} gives "
-            f"{backbone.shape}: use the backbone that made its training features"
-        )

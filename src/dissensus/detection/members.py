@@ -11,14 +11,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus import backbones
-from dissensus._core.errors import DataError, DissensusError, ShapeError
+from dissensus._core.errors import DataError, DissensusError
 from dissensus.backbones import Backbone
 from dissensus.detection._samples import Resolved
-from dissensus.detection.image_ensemble import check_fits
 from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.features.encoder import Encoder
-from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
 BATCH = 64  # images
@@ -66,7 +64,7 @@ class Members:
     @cached_property
     def encoder(self) -> Encoder:
         """The backbone's trunk, from images to features."""
-        check_fits(self.backbone, self.ensemble)
+        self.ensemble.check_features(self.backbone.shape, self.backbone.name)
         return Encoder(self.backbone, self.engine, self.device)
 
     @torch.inference_mode()
@@ -97,12 +95,9 @@ class Members:
 
     def _rows(self, features: FeatureSet) -> Iterator[Tensor]:
         check_backbone(self.backbone_info, features, "the given set")
-        if not tails.fits(self.ensemble.about, features.shape):
-            width = (self.ensemble.about or {})["features"]
-            raise ShapeError(
-                f"the ensemble takes features of width {width}; got rows of shape {features.shape}: pass (N, {width}), "
-                "or an image as uint8 (H, W, 3)"
-            )
+        self.ensemble.check_features(
+            features.shape, "the input", remedy="pass features of that width, or an image as uint8 (H, W, 3)"
+        )
         return (x for x, _ in features.batches(batch_size(self.ensemble, features.shape)))
 
     def _encode(self, images: Any) -> Iterator[Tensor]:

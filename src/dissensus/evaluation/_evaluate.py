@@ -15,7 +15,6 @@ from dissensus.evaluation.soups import make_soups
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.functional import metrics, scores
-from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
 ABOUT = ("method", "members", "active", "diversity", "seed", "run")
@@ -123,11 +122,7 @@ def _check_set(ensemble: Ensemble, s: SuiteSet, trained: Sequence[str] | None) -
     """Raise if the ensemble cannot be evaluated on a set, or only wrongly."""
     classes = ensemble.classes
     features, labels = s.features, s.features.labels
-    if not tails.fits(ensemble.about, features.shape):
-        width = (ensemble.about or {})["features"]
-        raise DataError(
-            f"the ensemble takes features of width {width}; {s.name} has {features.shape}: extract it again"
-        )
+    ensemble.check_features(features.shape, s.name)
     if s.role == "ood":
         return
     if labels is None:

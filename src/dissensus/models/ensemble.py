@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DissensusError, ShapeError
 from dissensus.models import saved, stacked, tails
 
 Tail = nn.Module | Callable[[], nn.Module]
@@ -93,6 +93,20 @@ class Ensemble(nn.Module):
         """Number of classes; None if the tail is not registered."""
         about = self.about
         return None if about is None else int(about["classes"])
+
+    def check_features(
+        self,
+        shape: Sequence[int],
+        source: str,
+        remedy: str = "use the backbone that computed its training features",
+    ) -> None:
+        """Raise `ShapeError` if members do not take rows of features of that shape; `source` says whose they are."""
+        about = self.about
+        if about is not None and not tails.fits(about, shape):
+            raise ShapeError(
+                f"the ensemble takes features of width {about['features']}; {source} has rows of shape {tuple(shape)}: "
+                f"{remedy}"
+            )
 
     def forward(self, x: Tensor, index: Tensor | Sequence[int] | None = None) -> Tensor:
         """Logits of all members, (B, ...) -> (M, B, C), or of those in `index`, in its order: (len(index), B, C)."""

@@ -85,10 +85,8 @@ def width(name: str, shape: Sequence[int]) -> int | None:
     return None if axis is None else shape[axis]
 
 
-def fits(description: Mapping[str, Any] | None, shape: Sequence[int]) -> bool:
-    """Whether the tail so described takes rows of features of that shape; True for one that is not registered."""
-    if description is None:
-        return True
+def fits(description: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether the tail that `describe` described takes rows of features of that shape."""
     needed = width(description["name"], shape)
     return needed is not None and needed == description["features"]
 

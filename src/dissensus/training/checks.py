@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet, check_backbone
-from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.methods import METHODS
 from dissensus.training.options import Settings
@@ -17,9 +16,7 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
     present = train.class_counts.nonzero().squeeze(1)
     if len(present) < 2:
         raise DataError(f"training needs at least two classes; all {len(train)} samples are of class {int(present[0])}")
-    if not tails.fits(ensemble.about, train.shape):
-        width = (ensemble.about or {})["features"]
-        raise DataError(f"the tail takes features of width {width}; the training set has {_shape(train)}")
+    ensemble.check_features(train.shape, "the training set")
     classes = ensemble.classes
     if classes is not None and int(present.max()) >= classes:
         raise DataError(
