@@ -65,20 +65,23 @@ def test_check_says_what_is_there(photos, capsys):
     lines = [line.split() for line in out.splitlines()[2:]]
     assert lines == [
         ["set", "role", "where", "images", "classes"],
-        ["train", "train", "train", "18", "3", "there"],
-        ["id", "id", "val", "12", "3", "there"],
-        ["held-out", "held-out", "train", "6", "3", "there"],
-        ["blue", "shift", "shift/blue", "6", "3", "there"],
-        ["junk", "ood", "ood/junk", "5", "-", "there"],
+        ["train", "train", "train", "18", "3", "found"],
+        ["id", "id", "val", "12", "3", "found"],
+        ["held-out", "held-out", "train", "6", "3", "found"],
+        ["blue", "shift", "shift/blue", "6", "3", "found"],
+        ["junk", "ood", "ood/junk", "5", "-", "found"],
     ]
-    assert err == f"run it with: dissensus run --suite folders --root {photos} --out runs/folders\n"
+    assert err == (
+        "folders: there is no held-out/, so it sets aside a fifth of each class to calibrate on\n"
+        f"run it with: dissensus run --suite folders --root {photos} --out runs/folders\n"
+    )
 
 
 def test_check_says_what_is_missing_and_how_to_get_it(tmp_path, capsys):
     classes(tmp_path / "photo", count=10)
     code, out, _ = run(capsys, "suite", "check", "pacs", "--root", tmp_path)
     assert code == 0, "what can be done without is no mistake"
-    assert re.search(r"^photo +id +photo +6 +3 +there$", out, re.M)
+    assert re.search(r"^photo +id +photo +6 +3 +found$", out, re.M)
     assert re.search(
         r"^art +shift .* missing: unpack PACS \(Li et al. 2017\) as pacs/photo/dog", out, flags=re.MULTILINE
     )
@@ -95,7 +98,7 @@ def test_check_says_what_cannot_be_used(photos, tmp_path, capsys):
     images(tmp_path / "photos" / "shift" / "blue" / "fox")
     code, out, err = run(capsys, "suite", "check", "folders", "--root", tmp_path / "photos")
     assert code == 2
-    assert re.search(r"^blue .* unusable: classes must be those of .* has fox besides", out, re.MULTILINE)
+    assert re.search(r"^blue .* unusable: classes must be those of .* has also fox", out, re.MULTILINE)
     assert err == "dissensus: error: suite folders cannot be run with blue as is: see the list for how\n"
 
 
@@ -104,14 +107,14 @@ def test_check_of_stored_corruptions_counts_them(tmp_path, capsys):
         classes(tmp_path / part, ("n01440764", "n01498041"), count=1)
     code, out, _ = run(capsys, "suite", "check", "imagenet", "--root", tmp_path)
     assert code == 0
-    assert re.search(r"^C +shift +\S+/\{corruption\}/\{severity\} +2 x 2 +2 +there, but 28 of 30 missing", out, re.M)
+    assert re.search(r"^C +shift +\S+/\{corruption\}/\{severity\} +2 x 2 +2 +found, but 28 of 30 missing", out, re.M)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["check", "pac"], "unknown suite 'pac': did you mean 'pacs'"),
-        (["check", "digits"], "'digits' comes with the package: there is nothing to look for"),
+        (["check", "digits"], "'digits' has its own data: there is nothing to look for"),
         (["check", "pacs", "--root", "{}/nowhere"], "--root must be a folder"),
         (["check", "{}/own.yaml"], "own.yaml cannot be read: No such file"),
         (["chek", "pacs"], "chek"),
@@ -219,7 +222,7 @@ def test_run_with_two_layers_pretrained_and_augmented(photos, tmp_path, capsys):
     )  # fmt: skip
     assert code == 0
     chosen = settings(tmp_path / "run" / "single")
-    assert chosen["tail"] == {"name": "mlp", "features": 64, "classes": 3, "hidden": 192, "gamma": None}
+    assert chosen["tail"] == {"name": "mlp", "features": 64, "classes": 3, "hidden": 192, "gamma": None, "eps": 1e-6}
     folder = tmp_path / "run" / "features" / "folders" / "test_vit-32px-2layers"
     index = json.loads((folder / "train-2passes" / "index.json").read_text())
     assert (index["count"], index["provenance"]["passes"]) == (36, 2)
@@ -247,13 +250,16 @@ def test_what_the_suite_says_of_training_counts_unless_given(photos, tmp_path, c
     ("arguments", "message"),
     [
         ([], "run needs images; got neither --root DIR, a folder of class folders, nor --suite NAME"),
-        (["--suite", "folders"], "suite 'folders' is of images: say where they are, with --root DIR"),
+        (["--suite", "folders"], "suite 'folders' reads images from a folder: name it with --root DIR"),
         (["--suite", "folders", "--root", "{photos}/nowhere"], "--root must be a folder"),
         (["--suite", "folders", "--root", "{photos}/val/cat/0.png"], "--root must be a folder"),
         (["--suite", "folders", "--root", ""], "must name something; got an empty name"),
-        (["--suite", "pacs", "--root", "{photos}"], "suite pacs needs its train set, pacs/photo or photo under"),
-        (["--suite", "digits", "--root", "{photos}"], "suite 'digits' brings its own images; got --root"),
-        (["--suite", "dominoes", "--root", "{photos}"], "suite 'dominoes' brings its own images; got --root"),
+        (
+            ["--suite", "pacs", "--root", "{photos}"],
+            "suite pacs needs its train set, {photos}/pacs/photo or {photos}/photo; missing",
+        ),
+        (["--suite", "digits", "--root", "{photos}"], "suite 'digits' has its own data; got --root"),
+        (["--suite", "dominoes", "--root", "{photos}"], "suite 'dominoes' has its own data; got --root"),
         (
             ["--suite", "dominoes", "--backbone", "lite0"],
             "'dominoes' takes seed, tie; got backbone: leave it out",
@@ -271,7 +277,7 @@ def test_what_the_suite_says_of_training_counts_unless_given(photos, tmp_path, c
 )
 def test_misuse_is_one_line_and_leaves_nothing_behind(arguments, message, photos, tmp_path, capsys):
     given = [argument.format(photos=photos) for argument in arguments]
-    assert message in refuse(capsys, "run", *given, "--out", tmp_path / "run")
+    assert message.format(photos=photos) in refuse(capsys, "run", *given, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -364,10 +370,10 @@ def test_the_example_of_the_document_runs(tmp_path, capsys, monkeypatch):
 
 
 def test_the_document_names_every_key_and_suite():
-    from dissensus.suites import reading
+    from dissensus.suites import _recipe
 
     text = (ROOT / "docs" / "suites.md").read_text()
-    for key in [*reading.SUITE, *reading.SET, *suites.SUITES]:
+    for key in [*_recipe.Recipe.model_fields, *_recipe.SetRecipe.model_fields, *suites.SUITES]:
         assert f"`{key}`" in text, key
 
 

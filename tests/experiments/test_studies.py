@@ -235,7 +235,7 @@ def test_all_leaves_out_what_the_suite_cannot_do(registered, tmp_path, capsys):
     [
         (["detecton", "--suite", "digits"], "unknown study 'detecton': did you mean 'detection'"),
         (["detection", "--suite", "digts"], "unknown suite 'digts': did you mean 'digits'"),
-        (["detection", "--suite", "pacs"], "say where they are, with --root DIR"),
+        (["detection", "--suite", "pacs"], "name it with --root DIR"),
         (["detection", "--suite", "digits", "--seeds", "0"], "seeds must be at least 1; got 0"),
         (["all", "detection", "--suite", "digits"], "all is all of them"),
     ],

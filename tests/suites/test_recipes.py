@@ -13,14 +13,15 @@ import yaml
 from dissensus import suites
 from dissensus._core.errors import DissensusError
 from dissensus.evaluation.suite import Suite
-from dissensus.images import corruptions
-from dissensus.suites import places, reading
-from dissensus.suites.recipe import Recipe
+from dissensus.images import ImageSet, corruptions
+from dissensus.suites import _locate, _yaml
+from dissensus.suites._finder import subset_names
+from dissensus.suites._recipe import Recipe
 from tests.trees import TINY, classes, image, images
 
 
 def load(name, root, told=None, **options) -> Suite:
-    return suites.load(str(name), root=root, tell=(told if told is not None else []).append, **{**TINY, **options})
+    return suites.load(str(name), root=root, notify=(told if told is not None else []).append, **{**TINY, **options})
 
 
 def roles(suite: Suite) -> dict[str, str]:
@@ -57,8 +58,8 @@ def test_a_built_in_recipe_is_complete(name):
     assert recipe.get, "says how to get the images"
     assert suites.needs_root(name)
     assert suites.training(name) == recipe.training != {}
-    assert "root" in suites.takes(name)
-    assert {"train", "id"} <= {s.role for s in recipe.sets}
+    assert "root" in suites.accepted_options(name)
+    assert {"train", "id"} <= {s.role for s in recipe.sets.values()}
 
 
 # Wnids of ImageNet: 1 in -A and -R, 2 in -A only, 3 in -R only, 4 in neither.
@@ -84,7 +85,7 @@ def imagenet(tmp_path_factory):
 
 
 def test_wnids_of_the_tests_are_of_the_lists():
-    in_a, in_r = (set(places.subset_names(f"imagenet-{letter}")) for letter in "ar")
+    in_a, in_r = (set(subset_names(f"imagenet-{letter}", Path())) for letter in "ar")
     assert len(in_a) == len(in_r) == 200
     assert [(name in in_a, name in in_r) for name in (BOTH, ONLY_A, ONLY_R, NEITHER)] == [
         (True, True), (True, False), (False, True), (False, False),
@@ -116,7 +117,7 @@ def test_imagenet(imagenet):
     assert len(found["OpenImages-O"].features) == 3
     assert found["OpenImages-O"].features.labels is None
     assert [line for line in told if "IN-A" in line] == [
-        "imagenet: IN-A (shift): 198 of its 200 classes are not trained on: 3 images left out"
+        "imagenet: IN-A (shift): 198 of its 200 classes are not in the training set: 3 images left out"
     ]
     assert any("C (shift): 26 of 30 missing, such as C-shot_noise-1: unpack ImageNet-C" in line for line in told)
     assert len(told) == 2
@@ -140,15 +141,17 @@ def test_imagenet_lists_stand_before_folders_and_wholly_untrained_sets_are_left_
     assert found.keys() & {"IN-A", "IN-R", "OpenImages-O"} == set()
     for name in ("IN-A", "IN-R"):  # of the first no class is trained on, of the second one
         line = next(line for line in told if f"without {name} (shift): missing: " in line)
-        assert "has fewer than two classes that are trained on: unpack" in line
-    assert any("without OpenImages-O (ood): missing: " in line and "which is no folder: fetch" in line for line in told)
+        assert "has fewer than two classes of the training set: unpack" in line
+    assert any(
+        "without OpenImages-O (ood): missing: " in line and "which is not a folder: fetch" in line for line in told
+    )
 
 
 def test_imagenet_a_with_a_class_that_is_not_in_it_is_refused(imagenet, tmp_path):
     root = tmp_path / "imagenet"
     shutil.copytree(imagenet, root)
     images(root / "imagenet-a" / NEITHER)
-    with refused(f"subset imagenet-a lists the classes of a set; .*imagenet-a has {NEITHER} besides"):
+    with refused(f"only classes of its subset, imagenet-a; .*imagenet-a has also {NEITHER}: remove"):
         load("imagenet", root)
 
 
@@ -185,7 +188,7 @@ def test_waterbirds_without_its_images_is_missing(waterbirds, tmp_path):
     place = "waterbird_complete95_forest2water2/metadata.csv"
     (tmp_path / place).parent.mkdir()
     shutil.copy(waterbirds / place, tmp_path / place)
-    with refused("needs its train set, .*; missing: of the 12 images that .*metadata.csv lists none is in .*: unpack"):
+    with refused("needs its train set, .*; missing: none of the 12 images that .*metadata.csv lists is in .*: unpack"):
         load("waterbirds", tmp_path)
 
 
@@ -199,8 +202,8 @@ def tiny(tmp_path_factory):
 
 
 def test_tiny_imagenet_is_all_there(tiny):
-    made, found = places.sources(suites.RECIPES["tiny-imagenet"], tiny)
-    assert {f.state for f in found} == {"there"}
+    made, found = _locate.locate(suites.RECIPES["tiny-imagenet"], tiny)
+    assert {f.state for f in found} == {"found"}
     assert [f.sets for f in found] == [1, 1, 1, 30, 1]
     shifts = [source for source in made if source.role == "shift"]
     assert [source.corruption for source in shifts] == [(name, s) for s in (1, 5) for name in corruptions.CORRUPTIONS]
@@ -246,9 +249,9 @@ def pacs(tmp_path_factory):
 
 def test_pacs_splits_do_not_overlap_and_are_stable(pacs):
     recipe = suites.RECIPES["pacs"]
-    made = {source.name: source.images for source in places.sources(recipe, pacs, seed=3)[0]}
-    again = {source.name: source.images for source in places.sources(recipe, pacs, seed=3)[0]}
-    other = {source.name: source.images for source in places.sources(recipe, pacs, seed=4)[0]}
+    made = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=3)[0]}
+    again = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=3)[0]}
+    other = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=4)[0]}
     splits = [names_of(made[name]) for name in ("train", "held-out", "photo")]
     assert [len(split) for split in splits] == [21, 3, 6]
     assert len(set.union(*splits)) == 30
@@ -315,10 +318,10 @@ def test_what_folders_lack_is_set_aside_from_the_training_images(tmp_path, layou
     assert suite.train.class_counts.unique().numel() == 1, "each class in proportion"
     assert len(told) == (note is not None)
     assert note is None or (note in told[0] and f"(train {sizes[0]}, id {sizes[1]}, held-out {sizes[2]})" in told[0])
-    made, _ = places.sources(suites.recipe("folders", tmp_path), tmp_path)
+    made, _ = _locate.locate(suites.recipe("folders", tmp_path), tmp_path)
     parts = [names_of(source.images) for source in made if source.seeded]
     assert sum(map(len, parts)) == len(set().union(*parts)), "no image is in two sets"
-    again, _ = places.sources(suites.recipe("folders", tmp_path), tmp_path)
+    again, _ = _locate.locate(suites.recipe("folders", tmp_path), tmp_path)
     assert [source.images.names for source in made] == [source.images.names for source in again]
 
 
@@ -351,14 +354,14 @@ def test_two_sets_of_one_name_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: classes(r / "val", ["fox"]), "'id' .*those of the training set, cat, dog, eel; .*val has fox"),
-        (lambda r: shutil.rmtree(r / "val" / "eel"), "val lacks eel: add them, or say `subset: present`"),
-        (lambda r: shutil.rmtree(r / "train" / "eel"), "those of the training set, cat, dog; .*val has eel besides"),
+        (lambda r: classes(r / "val", ["fox"]), "'id' .*those of the training set, cat, dog, eel; .*val has also fox"),
+        (lambda r: shutil.rmtree(r / "val" / "eel"), "val lacks eel: add them, or write `subset: present`"),
+        (lambda r: shutil.rmtree(r / "train" / "eel"), "those of the training set, cat, dog; .*val has also eel"),
         (lambda r: [shutil.rmtree(r / "train" / c) for c in ("cat", "eel")], "at least two classes; .*train has dog"),
         (lambda r: (shutil.rmtree(r / "val"), images(r / "val")), "role id need labels, such as class folders"),
         (lambda r: (shutil.rmtree(r / "train"), images(r / "train")), "role train need labels"),
         (lambda r: (shutil.rmtree(r / "train"), (r / "train").mkdir()), "'train' .*train holds none: check the path"),
-        (lambda r: shutil.rmtree(r / "train"), "its train set, train under .*; missing: move the .* or rename val"),
+        (lambda r: shutil.rmtree(r / "train"), "needs its train set, .*train; missing: move the .* or rename val"),
         (lambda r: (r / "ood" / "empty").mkdir(parents=True), "'empty' .* cannot be used: .*holds none"),
         (lambda r: (r / "val" / "fox").mkdir(), "'id' .*every class folder holds images; .*val/fox holds none"),
         (lambda r: image(r / "val" / "stray.png"), "images lie in class folders or all at the top; .*val has both"),
@@ -377,11 +380,11 @@ def test_roots_that_are_none(tmp_path):
     (tmp_path / "file").write_text("")
     for root in ("nowhere", "file"):
         for name in ("folders", "pacs"):
-            with refused(f"--root must be a folder; .*{root} is none: check the path"):
+            with refused(f"--root must be a folder; .*{root} is not: check the path"):
                 load(name, tmp_path / root)
     for name in ("folders", "pacs", "own.yaml"):
         for root in ({}, {"root": None}, {"root": ""}):
-            with refused(f"suite '{name}' is of images: say where they are, with --root DIR"):
+            with refused(f"suite '{name}' reads images from a folder: name it with --root DIR"):
                 suites.load(name, **root)
 
 
@@ -401,15 +404,15 @@ sets:
         ("sise: 3\n" + OWN, "unknown key of .*own.yaml 'sise': did you mean 'size'"),
         ("training: {epoch: 3}\n" + OWN, "unknown key of `training` of .*own.yaml 'epoch': did you mean 'epochs'"),
         (OWN + "  x: {role: odd, images: a}", "unknown role of set 'x' of .*own.yaml 'odd': did you mean 'ood'"),
-        (OWN + "  x: {images: a}", "a set has a `role`; set 'x' of .*own.yaml has none"),
+        (OWN + "  x: {images: a}", "own.yaml is not a valid suite; sets.x.role: field required: see docs/suites.md"),
         (OWN + "  x: {role: id, images: a}", "exactly one set of role id; .*own.yaml has val and x"),
         (OWN + "  x: {role: held-out, images: a}\n  y: {role: held-out, images: b}", "at most one .* has x and y"),
         ("sets: {a: {role: id, images: a}}", "exactly one set of role train; .*own.yaml has none"),
         ("sets: {a: {role: train, images: a}}", "exactly one set of role id; .*own.yaml has none"),
-        (OWN + "  x: {role: shift, images: a, part: [0.5, 1.5]}", r"`part` must be \[from, to\] within 0..1; set 'x'"),
-        (OWN + "  x: {role: shift, images: a, part: [0.5, 0.5]}", r"`part` must be .* has \[0.5, 0.5\]"),
-        (OWN + "  x: {role: shift, images: a, part: 0.5}", "`part` must be .*set 'x' of .*own.yaml has 0.5"),
-        (OWN + "  x: {role: shift, images: a, part: [a, b]}", "`part` must be a number; set 'x' of .*own.yaml has 'a'"),
+        (OWN + "  x: {role: shift, images: a, part: [0.5, 1.5]}", r"sets.x.part: should be \[from, to\] .*, got \[0"),
+        (OWN + "  x: {role: shift, images: a, part: [0.5, 0.5]}", r"sets.x.part: should be .*, got \[0.5, 0.5\]"),
+        (OWN + "  x: {role: shift, images: a, part: 0.5}", "sets.x.part: should be .*, got 0.5"),
+        (OWN + "  x: {role: shift, images: a, part: [a, b]}", "sets.x.part: should be .*, got ..a., .b..:"),
         (OWN + "  x: {role: groups, of: vall}", "set that set 'x' of .*own.yaml is `of` 'vall': did you mean"),
         (OWN + "  x: {role: groups, of: x}", "unknown set that set 'x'"),
         (OWN + "  x: {role: groups, of: val}\n  y: {role: groups, of: x}", "`of` names a single set .*'y' .*of 'x'"),
@@ -418,40 +421,44 @@ sets:
         (OWN + "  x: {role: shift}", "either `images` or `of`; set 'x' of .*own.yaml has neither"),
         (OWN + "  x: {role: shift, images: a, corruption: snou}", "own.yaml: unknown corruption 'snou': .*'snow'"),
         (OWN + "  x: {role: shift, images: a, corruption: snow, severities: 9}", "own.yaml: severity must .* got 9"),
-        (OWN + "  x: {role: shift, images: a, corruption: snow, severities: []}", "`severities` must be a list of"),
+        (OWN + "  x: {role: shift, images: a, corruption: snow, severities: []}", "severities: should not be empty"),
         (OWN + "  x: {role: shift, images: a, severities: 3}", "`severities` are those of a `corruption`; set 'x' of"),
-        (OWN + "  x: {role: shift, images: 'a/{corruption}', corruption: all}", "every place; set 'x' of .*own.yaml"),
-        (OWN + "  x: {role: shift, images: 'a/{severity}'}", "every place; set 'x' of .*own.yaml"),
-        (OWN + "  x: {role: shift, images: train, part: [0.4, 0.6]}", "no image of the training set .* set 'x'"),
-        (OWN + "  x: {role: shift, of: train}", "no image of the training set .* set 'x'"),
+        (OWN + "  x: {role: shift, images: 'a/{corruption}', corruption: all}", "every path; set 'x' of .*own.yaml"),
+        (OWN + "  x: {role: shift, images: 'a/{severity}'}", "every path; set 'x' of .*own.yaml"),
+        (OWN + "  x: {role: shift, images: train, part: [0.4, 0.6]}", "not evaluated on its training .* set 'x' of"),
+        (OWN + "  x: {role: shift, of: train}", "not evaluated on its training images; set 'x' of .*own.yaml"),
         (OWN + "  x: {role: ood, images: a, subset: present}", "`subset` is for roles id, shift and groups; set 'x'"),
         (OWN + "  x/y: {role: ood, images: a}", "no slash and no leading dot; a set of .*own.yaml is called 'x/y'"),
         ("name: ../up\n" + OWN, "no slash and no leading dot; the suite of .*own.yaml is called '../up'"),
-        (OWN + "  val: {role: ood, images: a}", "must be YAML; it is not .line 5: 'val' stands twice"),
+        (OWN + "  val: {role: ood, images: a}", "must be YAML; it is not .line 5: 'val' is given twice"),
         ("a: [", "own.yaml must be YAML; it is not .line 1: "),
         ("a: 2024-13-45", "own.yaml must be YAML; it is not .month must be"),
         ("- train\n- val", "a mapping with the key `sets`; .*own.yaml is a list"),
-        ("", "a mapping with the key `sets`; .*own.yaml is nothing"),
+        ("", "a mapping with the key `sets`; .*own.yaml is empty"),
         ("train", "a mapping with the key `sets`; .*own.yaml is the text 'train'"),
-        ("sets: [a, b]", "`sets` maps names to sets; .*own.yaml has a list there"),
-        ("name: x", "`sets` maps names to sets; .*own.yaml has nothing there"),
-        ("sets: {train: photos}", "set 'train' of .*own.yaml is the text 'photos'"),
-        ("size: big\n" + OWN, "`size` must be a whole number of at least 1; .*own.yaml has 'big'"),
-        ("size: true\n" + OWN, "`size` must be a whole number of at least 1; .*own.yaml has True"),
-        ("crop: 2\n" + OWN, "`crop` must be a share within .*own.yaml has 2"),
-        ("layers: 3\n" + OWN, "`layers` must be 1, .*own.yaml has 3"),
-        ("name: 3\n" + OWN, "`name` must be a text; .*own.yaml has 3"),
-        ("training: fast\n" + OWN, "`training` must be a mapping, .*own.yaml has 'fast'"),
+        ("sets: [a, b]", "own.yaml .*; sets: should map names to sets, got"),
+        ("name: x", "own.yaml .*; sets: field required"),
+        ("sets: {train: photos}", "own.yaml .*; sets: set 'train' should be a mapping with `role` and `images`"),
+        ("size: big\n" + OWN, "own.yaml .*; size: input should be a valid integer, got 'big': see"),
+        ("size: true\n" + OWN, "size: input should be a valid integer, got True"),
+        ("crop: 2\n" + OWN, "crop: input should be less than or equal to 1, got 2"),
+        ("layers: 3\n" + OWN, "layers: input should be 1 or 2, got 3"),
+        ("name: 3\n" + OWN, "name: input should be a valid string, got 3"),
+        ("training: fast\n" + OWN, "training: input should be a valid dictionary, got 'fast'"),
         ("training: {lr: slow}\n" + OWN, "`training` of .*own.yaml: lr must be a number; got 'slow'"),
-        (OWN + "  x: {role: ood, images: 3}", "`images` must be a text or a list of .*own.yaml has 3"),
-        (OWN + "  x: {role: ood, images: []}", "`images` must be a text or a list"),
-        (OWN + "  x: {role: ood, images: a, only: 3}", "`only` must be a mapping of columns to values; set 'x'"),
-        (OWN + "  x: {role: ood, images: a, shrink: 0}", "`shrink` must be a whole number of at least 1; set 'x'"),
+        (OWN + "  x: {role: ood, images: 3}", "sets.x.images.0: input should be a valid string, got 3"),
+        (OWN + "  x: {role: ood, images: []}", "sets.x.images: should not be empty"),
+        (OWN + "  x: {role: ood, images: a, only: 3}", "sets.x.only: should map columns to values, got 3"),
+        (OWN + "  x: {role: ood, images: a, name: y}", "set 'x' should be a mapping .*, named by its key"),
+        (OWN + "  x: {role: ood, images: a, 3: y}", "sets.x.3: keys should be strings"),
+        (OWN + "  x: {role: ood, images: &a [*a]}", "sets.x.images.0: input should be a valid string"),
+        ("crop: .nan\n" + OWN, "crop: input should be"),
+        (OWN + "  x: {role: ood, images: a, shrink: 0}", "shrink: input should be greater than .* 1, got 0"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_recipe_are_told_with_file_and_key(tmp_path, text, message):
     with refused(message):
-        reading.read(recipe_of(tmp_path, text))
+        _yaml.read(recipe_of(tmp_path, text))
 
 
 def test_recipes_that_are_not_files_or_not_text(tmp_path):
@@ -466,10 +473,10 @@ def test_recipes_that_are_not_files_or_not_text(tmp_path):
 
 
 def test_a_recipe_needs_little(tmp_path):
-    recipe = reading.read(recipe_of(tmp_path, OWN + "  x: {role: shift, images: a, corruption: snow}"))
+    recipe = _yaml.read(recipe_of(tmp_path, OWN + "  x: {role: shift, images: a, corruption: snow}"))
     assert (recipe.name, recipe.summary) == ("own", "The sets of own.yaml.")
     assert (recipe.backbone, recipe.size, recipe.layers) == ("lite0", None, 1)
-    assert recipe.sets[-1].severities == (1, 5)
+    assert recipe.sets["x"].severities == (1, 5)
     (tmp_path / "own.yaml").write_text("training: {lr: 1e-3, epochs: 2}\n" + OWN)
     assert suites.training(str(tmp_path / "own.yaml")) == {"lr": 0.001, "epochs": 2}
 
@@ -480,7 +487,7 @@ def test_families_and_names_of_corruptions_follow_the_set(tmp_path):
         "  A: {role: shift, images: train, part: [0.5, 1], corruption: snow}\n"
         "  B: {role: shift, images: train, part: [0.5, 1], corruption: [snow, fog], family: '{corruption} of B'}\n"
     )
-    made, _ = places.sources(reading.read(recipe_of(tmp_path, text)), tmp_path)
+    made, _ = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
     families = {source.name: source.family for source in made if source.role == "shift"}
     assert families == {
         "A-snow-1": "A-1", "A-snow-5": "A-5", "B-snow-1": "snow of B", "B-fog-1": "fog of B", "B-snow-5": "snow of B",
@@ -497,20 +504,20 @@ def test_subsets_present_and_in_a_file(tmp_path):
         OWN
         + "  few: {role: shift, images: few, subset: present}\n  some: {role: shift, images: some, subset: some.txt}"
     )
-    made, found = places.sources(reading.read(recipe_of(tmp_path, text)), tmp_path)
+    made, found = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
     few, some = made[-2:]
     assert (few.subset, few.images.labels.tolist()) == ((1, 3), [1, 3])
     assert (some.subset, some.images.labels.tolist()) == ((0, 1), [0, 1])
-    assert found[-1].text == "1 of its 3 classes are not trained on: 1 images left out"
-    wrong = reading.read(recipe_of(tmp_path, text.replace("some.txt", "sone.txt")))
+    assert found[-1].text == "1 of its 3 classes are not in the training set: 1 images left out"
+    wrong = _yaml.read(recipe_of(tmp_path, text.replace("some.txt", "sone.txt")))
     with refused("subset must be present, imagenet-a, imagenet-r, or a file of class names under .*; got 'sone.txt'"):
-        places.sources(wrong, tmp_path)
+        _locate.locate(wrong, tmp_path)
     shutil.rmtree(tmp_path / "few" / "fox")
-    with refused("a subset has two or more of the classes; .*few has dog: add others"):
-        places.sources(reading.read(recipe_of(tmp_path, text)), tmp_path)
+    with refused("a subset has two or more classes; .*few has dog: add others"):
+        _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
     classes(tmp_path / "few", ("gnu",), count=1)
-    with refused("few has gnu besides: rename or remove them"):
-        places.sources(reading.read(tmp_path / "own.yaml"), tmp_path)
+    with refused("few has also gnu: rename or remove them"):
+        _locate.locate(_yaml.read(tmp_path / "own.yaml"), tmp_path)
 
 
 def test_of_may_stand_before_its_set_and_places_may_be_absolute(tmp_path):
@@ -525,13 +532,13 @@ sets:
   odder: {{role: shift, of: odd}}
 """
     (tmp_path / "root").mkdir()
-    found = places.check(reading.read(recipe_of(tmp_path, text)), tmp_path / "root")
+    found = _locate.check(_yaml.read(recipe_of(tmp_path, text)), tmp_path / "root")
     assert [(f.name, f.state, f.images) for f in found] == [
-        ("again", "there", 6), ("train", "there", 6), ("val", "there", 6), ("odd", "there", 2),
+        ("again", "found", 6), ("train", "found", 6), ("val", "found", 6), ("odd", "found", 2),
         ("odder", "unusable", 2),
     ]  # fmt: skip
     text = text.replace("  odder: {role: shift, of: odd}\n", "")
-    made, _ = places.sources(reading.read(recipe_of(tmp_path, text)), tmp_path / "root")
+    made, _ = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path / "root")
     assert [source.name for source in made] == ["again", "train", "val", "odd"]
 
 
@@ -544,14 +551,14 @@ def test_a_table_without_the_column_is_refused_not_left_out(tmp_path):
 
 
 def test_each_place_is_listed_once(tiny, monkeypatch):
-    listed, find = [], places.ImageSet.find
+    listed, find = [], ImageSet.find
 
     def noted(place, **options):
         listed.append(place.name)
         return find(place, **options)
 
-    monkeypatch.setattr(places.ImageSet, "find", noted)
-    places.sources(suites.RECIPES["tiny-imagenet"], tiny)
+    monkeypatch.setattr(ImageSet, "find", noted)
+    _locate.locate(suites.RECIPES["tiny-imagenet"], tiny)
     assert listed == ["train", "val", "textures"]
 
 
@@ -616,7 +623,7 @@ def test_a_second_load_extracts_nothing(small, monkeypatch):
 
 def test_every_recipe_is_a_recipe():
     assert all(isinstance(recipe, Recipe) for recipe in suites.RECIPES.values())
-    with refused("suite 'digits' comes with the package: there is nothing to look for"):
+    with refused("suite 'digits' has its own data: there is nothing to look for"):
         suites.recipe("digits", Path())
     with refused("unknown suite 'pac': did you mean 'pacs'"):
         suites.recipe("pac", Path())

@@ -21,7 +21,7 @@ from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.suites.digits import CORRUPTIONS, DISTORTIONS, corrupt
+from dissensus.suites._scans import CORRUPTIONS, DISTORTIONS, corrupt
 
 SEEDS = (0, 1)
 every_suite = pytest.mark.parametrize("name", ["digits", "dominoes"])
@@ -300,12 +300,10 @@ def test_dominoes_refuses_a_tie_that_is_no_share(tie: float) -> None:
 @pytest.fixture
 def _registry() -> Iterator[None]:
     """Forget what a test registers."""
-    tables: list[dict[str, Any]] = [suites.SUITES, suites._SUMMARIES, suites._TRAINING]
-    before = [dict(table) for table in tables]
+    before = dict(suites.SUITES)
     yield
-    for table, old in zip(tables, before, strict=True):
-        table.clear()
-        table.update(old)
+    suites.SUITES.clear()
+    suites.SUITES.update(before)
 
 
 def tiny(seed: int = 0) -> Suite:
@@ -333,14 +331,14 @@ def test_a_user_names_and_sums_up_a_suite() -> None:
     def anything(seed: int = 0) -> Suite:
         return tiny()
 
-    assert suites.SUITES["mine"] is anything
+    assert suites.SUITES["mine"].factory is anything
     assert suites.summary("mine") == "What I have."
 
     @suites.register
     def two_words(seed: int = 0) -> Suite:
         return tiny()
 
-    assert suites.SUITES["two-words"] is two_words
+    assert suites.SUITES["two-words"].factory is two_words
     assert suites.summary("two-words") == ""
 
 
@@ -359,12 +357,12 @@ def test_an_option_the_suite_does_not_take_is_refused(options: dict[str, Any]) -
 
 
 def test_a_suite_says_what_it_takes_and_how_to_train_on_it() -> None:
-    assert suites.takes("dominoes") == ("seed", "tie")
-    digits = suites.takes("digits")
+    assert suites.accepted_options("dominoes") == ("seed", "tie")
+    digits = suites.accepted_options("digits")
     assert digits is not None
     assert {"severities", "backbone", "engine", "features"} <= set(digits)
-    assert not {"root", "tell", "corruption"} & set(digits)
-    assert [suites.is_of_images(name) for name in ("digits", "pacs", "dominoes")] == [True, True, False]
+    assert not {"root", "notify", "corruption"} & set(digits)
+    assert [suites.uses_backbone(name) for name in ("digits", "pacs", "dominoes")] == [True, True, False]
     for name in ("digits", "dominoes"):
         made = suites.training(name)
         made["member_epochs"] = 0
@@ -379,7 +377,7 @@ def test_a_users_suite_may_take_anything_and_say_how_to_train() -> None:
     def open_minded(seed: int = 0, **options: Any) -> Suite:
         return tiny() if options == {"colour": "red"} else tiny(1)
 
-    assert suites.takes("open-minded") is None
+    assert suites.accepted_options("open-minded") is None
     assert suites.training("open-minded") == {"epochs": 3}
     assert suites.load("open-minded", colour="red").name == "tiny"
 
@@ -387,7 +385,7 @@ def test_a_users_suite_may_take_anything_and_say_how_to_train() -> None:
 @pytest.mark.parametrize("name", ["digits", "dominoes"])
 def test_an_embedded_suite_has_no_root(name: str) -> None:
     assert not suites.needs_root(name)
-    with pytest.raises(DissensusError, match=f"suite '{name}' brings its own images; got --root data: leave it out"):
+    with pytest.raises(DissensusError, match=f"suite '{name}' has its own data; got --root data: leave it out"):
         suites.load(name, root="data")
 
 

@@ -86,7 +86,7 @@ def problem(error: ValidationError) -> str:
     """Return the first problem of a validation error in a few words: the field, the rule, the value."""
     first = error.errors(include_url=False)[0]
     field = ".".join(map(str, first["loc"]))
-    rule = first["msg"].split("\n")[0]
+    rule = first["msg"].split("\n")[0].removeprefix("Value error, ")
     rule = rule[:1].lower() + rule[1:]
     value = "" if first["type"] in ("missing", "json_invalid") else f", got {_short(first['input'])}"
     return f"{field}: {rule}{value}" if field else f"{rule}{value}"

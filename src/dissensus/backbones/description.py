@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from dissensus._core.documents import Part
-from dissensus.models.saved import TailInfo
 
 
 class BackboneDescription(Part):
@@ -18,7 +17,7 @@ class BackboneDescription(Part):
         weights: "package", "hub", "random", or a file.
         layers: How much the tail holds.
         size, mean, std, interpolation, crop, squash: The preprocessing.
-        tail: The tail's name and arguments.
+        tail: The tail's name and sizes.
         fingerprint: A sha256 of trunk, weights and preprocessing.
         engine: The engine that computed the training features.
     """
@@ -32,6 +31,6 @@ class BackboneDescription(Part):
     interpolation: str
     crop: Annotated[float, Field(gt=0, le=1)]
     squash: bool = False
-    tail: TailInfo | None
+    tail: dict[str, JsonValue] | None
     fingerprint: str
     engine: str = "eager"

@@ -102,7 +102,7 @@ def run(
     suite = suite or "folders"
     everything = "all" in (methods or [])
     names = list(dict.fromkeys(known.METHODS if everything else methods or []))
-    taken = suites.takes(suite)
+    taken = suites.accepted_options(suite)
     given = {
         "diversity": diversity, "epochs": epochs, "lr": lr, "batch_size": batch_size, "weight_decay": weight_decay,
         "label_smoothing": label_smoothing, "confidence": confidence,
@@ -125,7 +125,7 @@ def run(
         options = {name: value for name, value in asked.items() if value is not None}
         usual: dict[str, Any] = {
             "features": Path(out) / "features", "engine": engine, "max_bad": share("--max-bad", max_bad),
-            "strict": strict, "progress": progress, "fabric": fabric, "tell": partial(pipeline.say, fabric=fabric),
+            "strict": strict, "progress": progress, "fabric": fabric, "notify": partial(pipeline.say, fabric=fabric),
         }  # fmt: skip
         # what was not asked for goes to those suites that take it
         options = {name: value for name, value in usual.items() if taken is None or name in taken} | options

@@ -96,7 +96,7 @@ def study(
         training["member_epochs"] = max(1, training.get("member_epochs", TrainOptions.member_epochs) // 4)
 
     def lab(name: str) -> studies.Lab:
-        made = suites.is_of_images(name)
+        made = suites.uses_backbone(name)
         own = {**options, "engine": engine, "progress": progress} if made else {}
 
         def load(**changes: Any) -> suites.Suite:

@@ -1,4 +1,4 @@
-"""dissensus suite: what a suite of images needs, and what of it is there."""
+"""dissensus suite: which images a suite needs, and which of them are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dissensus.cli.parser import Arguments, say
 
 EXAMPLE = "dissensus suite check pacs --root data"
 PLAIN: Arguments = {
-    "action": {"choices": ("check",), "help": "check: say what is there, what is missing and how to get it"},
+    "action": {"choices": ("check",), "help": "check: list what is there, what is missing and how to get it"},
     "name": {"help": "a suite of images (dissensus list suites), or a YAML file"},
 }
 
@@ -26,25 +26,26 @@ def suite(action: str, name: str, root: str = ".") -> None:
         root: the folder that holds the images.
     """
     from dissensus import suites
-    from dissensus.suites import places
+    from dissensus.suites import _locate
 
     recipe = suites.recipe(name, Path(root))
-    found = places.check(recipe, Path(root))
+    statuses = _locate.check(recipe, Path(root))
     rows = [("set", "role", "where", "images", "classes", "")]
-    for f in found:
-        count = f"{f.images:,}" + (f" x {f.sets}" if f.sets > 1 else "") if f.images else "-"
-        state = f.state if not f.text else f"{f.state}: {f.text}" if f.state != "there" else f"there, but {f.text}"
-        rows.append((f.name, f.role, f.place, count, str(f.classes or "-"), state))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for s in statuses:
+        count = f"{s.images:,}" + (f" x {s.sets}" if s.sets > 1 else "") if s.images else "-"
+        state = s.state if not s.text else f"{s.state}: {s.text}" if s.state != "found" else f"found, but {s.text}"
+        rows.append((s.name, s.role, s.place, count, str(s.classes or "-"), state))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"{recipe.name}: {recipe.summary}\n")
     for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip())
-    lacking = [f.name for f in found if f.state == "missing" and f.role in ("train", "id")]
-    unusable = [f.name for f in found if f.state == "unusable"]
-    if lacking or unusable:
-        wrong = [f"without {' and '.join(lacking)}"] * bool(lacking) + [f"with {' and '.join(unusable)} as is"] * bool(
-            unusable
-        )
-        raise DissensusError(f"suite {recipe.name} cannot be run {', '.join(wrong)}: see the list for how")
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    missing = [s.name for s in statuses if s.state == "missing" and s.role in _locate.REQUIRED]
+    unusable = [s.name for s in statuses if s.state == "unusable"]
+    if missing or unusable:
+        problems = [f"without {' and '.join(missing)}"] if missing else []
+        problems += [f"with {' and '.join(unusable)} as is"] if unusable else []
+        raise DissensusError(f"suite {recipe.name} cannot be run {', '.join(problems)}: see the list for how")
+    if recipe.note:
+        say(f"{recipe.name}: {recipe.note}")
     command = f"dissensus run --suite {shlex.quote(name)} --root {shlex.quote(root)} --out runs/{recipe.name}"
     say(f"run it with: {command}")

@@ -35,7 +35,7 @@ def run_demo(out: Path, *, seed: int = 0, member_epochs: int | None = None, prog
     make_folder(out)
     sections = []
     for entry in JOBS:
-        images = suites.is_of_images(entry.suite)
+        images = suites.uses_backbone(entry.suite)
         options = {"features": out / "features", "progress": progress} if images else {}
         suite = suites.load(entry.suite, seed=seed, **options)
         training = suites.training(entry.suite) | ({} if member_epochs is None else {"member_epochs": member_epochs})

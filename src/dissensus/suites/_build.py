@@ -1,0 +1,190 @@
+"""Build suites of features: the images of a recipe, or pixels, through a frozen backbone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.fabric import Fabric
+from PIL import Image
+
+from dissensus import backbones
+from dissensus._core.errors import DissensusError
+from dissensus._core.files import cache_folder
+from dissensus._core.options import combine
+from dissensus.backbones import Backbone
+from dissensus.evaluation.suite import Suite, SuiteSet
+from dissensus.features import ExtractOptions, FeatureSet, extract
+from dissensus.features._extract import plan_of, precision_of
+from dissensus.features.extraction import bad_names, one_line
+from dissensus.images import ImageSet, corruptions
+from dissensus.suites._finder import Source
+from dissensus.suites._locate import locate
+from dissensus.suites._recipe import Recipe
+
+PathLike = str | os.PathLike[str]
+
+
+def _to_stderr(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def from_recipe(
+    recipe: Recipe,
+    *,
+    root: PathLike,
+    seed: int = 0,
+    features: PathLike | None = None,
+    backbone: str | Backbone | None = None,
+    weights: PathLike | None = None,
+    size: int | None = None,
+    crop: float | None = None,
+    layers: int | None = None,
+    notify: Callable[[str], None] = _to_stderr,
+    **options: Any,
+) -> Suite:
+    """Find the sets of a recipe and extract their features.
+
+    Args:
+        recipe: The sets and where they may be.
+        root: The folder that they are in.
+        seed: Decides splits, corruptions and augmentations.
+        features: Folder for the features; None: the user's cache.
+        backbone: A name or a backbone; None: the recipe's.
+        weights: A local file; None: the pretrained weights.
+        size: Pixels per side; None: the recipe's, or else the backbone's own.
+        crop: Share of the shorter side that is seen; None: as for `size`.
+        layers: How many layers each member owns, 1 or 2; None: the recipe's.
+        notify: Called with one line for each set that is missing or incomplete.
+        options: Further options of `extract`: augment, engine, workers, batch_size, max_bad, ...
+
+    Raises:
+        DataError: If a set cannot be used, or the training set or the id set is missing.
+    """
+    sources, statuses = locate(recipe, Path(root), seed=seed)
+    if not isinstance(backbone, Backbone):
+        # a recipe's size and crop are meant for its own backbone or one like it: any backbone takes them
+        backbone = backbones.create(
+            backbone or recipe.backbone,
+            weights,
+            recipe.layers if layers is None else layers,
+            size=recipe.size if size is None else size,
+            crop=recipe.crop if crop is None else crop,
+        )
+    if features is not None:
+        _check_outside(Path(features), [Path(root, status.place) for status in statuses])
+    if recipe.note:
+        counts = ", ".join(f"{s.name} {s.images:,}" for s in statuses if s.role in ("train", "id", "held-out"))
+        notify(f"{recipe.name}: {recipe.note} ({counts})")
+    for status in statuses:
+        if status.state == "missing":
+            notify(f"{recipe.name} goes on without {status.name} ({status.role}): missing: {status.text}")
+        elif status.text:
+            notify(f"{recipe.name}: {status.name} ({status.role}): {status.text}")
+    return _build(recipe.name, recipe.summary, sources, backbone, features, seed=seed, **options)
+
+
+def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike | None, **options: Any) -> Suite:
+    """Put a suite whose features are grey pixels within [0, 1], `side` x `side`, through a backbone."""
+    parts: list[tuple[str, str, FeatureSet | None, str]] = [
+        ("train", "train", suite.train, ""),
+        ("held-out", "held-out", suite.held_out, ""),
+        ("disagreement", "disagreement", suite.disagreement, ""),
+        *((s.name, s.role, s.features, s.family) for s in suite.sets),
+    ]
+    sources = [
+        Source(name, role, _as_images(pixels, side), family=family, seeded=True)
+        for name, role, pixels, family in parts
+        if pixels is not None
+    ]
+    return _build(suite.name, suite.summary, sources, backbone, features, **options)
+
+
+def _as_images(features: FeatureSet, side: int) -> ImageSet:
+    pixels = features.rows(slice(None)).numpy().reshape(-1, side, side)
+    labels = None if features.labels is None else features.labels.numpy()
+    return ImageSet.from_arrays(
+        np.rint(pixels * 255).astype(np.uint8), labels, classes=None if labels is None else features.classes
+    )
+
+
+def _check_outside(features: Path, places: Sequence[Path]) -> None:
+    """Raise if the features would be written among the images, where they would look like another class."""
+    for place in places:
+        if features.resolve().is_relative_to(place.resolve()):
+            raise DissensusError(
+                f"features must be kept outside of the images; {features} is inside {place}: choose another --out, "
+                "or --features (in Python features=)"
+            )
+
+
+def _build(
+    name: str,
+    summary: str,
+    sources: Sequence[Source],
+    backbone: Backbone,
+    features: PathLike | None,
+    *,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+    **keywords: Any,
+) -> Suite:
+    """Extract every source, into `features` or the user's cache. `augment` is for the training set alone."""
+    options = combine(ExtractOptions, None, keywords)
+    if corruption := next((source.corruption for source in sources if source.corruption), None):
+        corruptions.corrupt(Image.new("RGB", (32, 32)), *corruption, seed=0)  # fail before hours of work, not after
+    label = f"{backbone.name}-{backbone.transform.size}px"
+    label += "" if backbone.layers == 1 else f"-{backbone.layers}layers"
+    folder = (cache_folder() / "features" if features is None else Path(features)) / name / label
+    extracted: dict[str, FeatureSet] = {}
+    for source in sorted(sources, key=lambda source: source.of is not None):
+        if source.of is not None:
+            extracted[source.name] = extracted[source.of]
+            continue
+        kind, severity = source.corruption or (None, 1)
+        passes = options.augment if source.role == "train" else 0
+        own = replace(options, augment=passes, corruption=kind, severity=severity)
+        # other seeds and augmentations are kept apart
+        key = source.name + (f"-{passes}passes" if passes else "")
+        key += f"-seed{options.seed}" if options.seed and (source.seeded or passes) else ""
+        if features is None:
+            # the user's cache serves many roots and backbones: no two extractions may share a folder
+            plan = plan_of(source.images, backbone, own, precision_of(fabric)) | {"backbone": backbone.fingerprint}
+            key += "-" + hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:10]
+        extracted[source.name] = extract(source.images, backbone, folder / key, own, progress=progress, fabric=fabric)
+    by_role = {source.role: extracted[source.name] for source in sources}
+    return Suite(
+        name=name,
+        summary=summary,
+        train=by_role["train"],
+        sets=tuple(
+            SuiteSet(
+                source.name,
+                source.role,  # type: ignore[arg-type]
+                extracted[source.name],
+                family=source.family,
+                subset=source.subset,
+                images=_readable(source.images, extracted[source.name]),
+            )
+            for source in sources
+            if source.role in ("id", "shift", "ood", "groups")
+        ),
+        held_out=by_role.get("held-out"),
+        disagreement=by_role.get("disagreement"),
+    )
+
+
+def _readable(images: ImageSet, features: FeatureSet) -> ImageSet | None:
+    """The images that the features are of, row by row: without those that could not be read."""
+    if features.provenance["bad"]:
+        assert features.folder is not None  # just extracted
+        bad = bad_names(features.folder)
+        images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in bad])
+    return images if len(images) == len(features) else None
