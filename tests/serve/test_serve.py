@@ -30,10 +30,10 @@ from dissensus.evaluation.saved import Example
 from dissensus.features._extract import extract
 from dissensus.images.thumbnails import thumbnail
 from dissensus.models import tails
-from dissensus.serve import examples, results, shown
+from dissensus.serve import cards, examples, responses
 from dissensus.serve.gauge import gauge
 from dissensus.serve.neighbours import Neighbours
-from dissensus.serve.service import Seen, Service
+from dissensus.serve.service import Inspection, Service
 from tests.browser import CHROMIUM, browser
 from tests.conftest import blobs, linear
 
@@ -121,46 +121,46 @@ def test_service_says_what_the_detector_says(service, place):
     paths = [place / "digit.png", place / "photo.png"]
     expected = service.detector.predict(paths)
     for path, verdict in zip(paths, expected, strict=True):
-        seen = service.see(path.name, path.read_bytes())
-        found, limit = service.judge(seen)
+        inspection = service.inspect(path.name, path.read_bytes())
+        found, limit = service.verdict(inspection)
         assert found.votes == verdict.votes
         assert found.verdict == verdict.verdict
         assert found.score == pytest.approx(verdict.score, abs=1e-5)
         assert (found.score > limit) == found.out
-        assert service.chances(seen)[0] == (found.class_name, pytest.approx(found.confidence))
+        assert service.top_classes(inspection)[0] == (found.class_name, pytest.approx(found.confidence))
     assert [v.verdict for v in expected] == ["in", "out"]
 
 
 def test_another_rate_needs_no_other_look(service, place, monkeypatch):
-    seen = service.see("digit.png", (place / "digit.png").read_bytes())
+    inspection = service.inspect("digit.png", (place / "digit.png").read_bytes())
     monkeypatch.setattr(service.detector.members, "encoder", None)
-    p_value = service.judge(seen)[0].p_value
-    assert service.judge(seen, min(0.99, p_value))[0].out
-    assert not service.judge(seen, p_value * 0.99)[0].out
+    p_value = service.verdict(inspection)[0].p_value
+    assert service.verdict(inspection, min(0.99, p_value))[0].out
+    assert not service.verdict(inspection, p_value * 0.99)[0].out
     assert service.detector.threshold.false_alarms == 0.05  # as before
 
 
 def test_rates_are_those_that_the_calibration_supports(service):
     low, high = service.rates  # 200 samples: 1/201 is the least
     assert (low, high) == (0.5, 20)
-    service.at(low / 100)
+    service.detector_at(low / 100)
     with pytest.raises(DataError, match="needs 249 calibration samples"):
-        service.at((low - 0.1) / 100)
+        service.detector_at((low - 0.1) / 100)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_files_are_named_with_the_reason(service, name):
     data, reason = BAD[name]
-    seen = service.see(name, data)
-    assert seen == Seen(name, error=reason)
-    assert f"{name}: {reason}" in shown.card(service, seen)
-    assert results.result(service, seen)["error"] == reason
+    inspection = service.inspect(name, data)
+    assert inspection == Inspection(name, error=reason)
+    assert f"{name}: {reason}" in cards.card(service, inspection)
+    assert responses.result(service, inspection)["error"] == reason
 
 
 def test_card_has_verdict_gauge_classes_and_members(service, place):
     for name, head in (("digit.png", "In distribution"), ("photo.png", "Out of distribution")):
-        seen = service.see(name, (place / name).read_bytes(), shown=True)
-        text = shown.card(service, seen)
+        inspection = service.inspect(name, (place / name).read_bytes(), details=True)
+        text = cards.card(service, inspection)
         assert head in text
         assert "<svg" in text
         assert text.count("class='bar'") == 5
@@ -169,8 +169,8 @@ def test_card_has_verdict_gauge_classes_and_members(service, place):
 
 
 def test_names_and_classes_are_escaped(service, place):
-    seen = service.see("<script>x</script>.png", (place / "digit.png").read_bytes(), shown=True)
-    for text in (shown.card(service, seen), shown.problem("<script>")):
+    inspection = service.inspect("<script>x</script>.png", (place / "digit.png").read_bytes(), details=True)
+    for text in (cards.card(service, inspection), cards.problem("<script>")):
         assert "<script>" not in text
         assert "&lt;script&gt;" in text
 
@@ -184,7 +184,7 @@ def test_names_and_classes_are_escaped(service, place):
     ],
 )
 def test_p_value_in_words(p_value, said):
-    assert shown.in_words(p_value, 199) == said
+    assert cards.in_words(p_value, 199) == said
 
 
 def test_gauge_turns_from_usual_to_unusual():
@@ -197,16 +197,16 @@ def test_gauge_turns_from_usual_to_unusual():
 
 def test_uncalibrated_run_has_no_verdict(place):
     plain = Service(Detector.load(place / "plain"), "plain")
-    seen = plain.see("digit.png", (place / "digit.png").read_bytes())
+    inspection = plain.inspect("digit.png", (place / "digit.png").read_bytes())
     assert plain.rates is None
-    assert "No verdict" in shown.card(plain, seen)
-    assert results.facts(plain) == {"run": "plain", "score": "pds", "calibrated": False, "false_alarms": None}
-    assert results.result(plain, seen)["verdict"] is None
+    assert "No verdict" in cards.card(plain, inspection)
+    assert responses.facts(plain) == {"run": "plain", "score": "pds", "calibrated": False, "false_alarms": None}
+    assert responses.result(plain, inspection)["verdict"] is None
 
 
 def test_table_has_a_row_for_every_file(service, place):
-    seen = [service.see(name, (place / name).read_bytes()) for name in ("digit.png", "paper.png")]
-    frame = results.table(service, seen)
+    inspection = [service.inspect(name, (place / name).read_bytes()) for name in ("digit.png", "paper.png")]
+    frame = responses.table(service, inspection)
     assert list(frame["path"]) == ["digit.png", "paper.png"]
     assert list(frame.columns)[-4:] == [f"member {m}" for m in (1, 2, 3, 4)]
     assert frame["error"][1] == "not an image"
@@ -348,7 +348,7 @@ def test_api_says_what_the_detector_says_and_what_its_schema_says(server, servic
     files = [(name, (place / name).read_bytes()) for name in ("digit.png", "photo.png", "paper.png")]
     status, answer = ask(server.url, *files)
     assert status == 200
-    expected = [results.result(service, service.see(*file)) for file in files]
+    expected = [responses.result(service, service.inspect(*file)) for file in files]
     for found, wanted in zip(answer["results"], expected, strict=True):
         assert found["score"] == (None if wanted["score"] is None else pytest.approx(wanted["score"], abs=1e-4))
         same = ("path", "label", "class", "p_value", "verdict", "error", "votes")
@@ -385,7 +385,7 @@ def test_api_refuses_in_json(server, place):
     assert (status, answer["error"]) == (422, "none of the 4 files is a readable image")
     assert [r["error"] for r in answer["results"]] == [reason for _, reason in BAD.values()]
     status, answer = ask(server.url, ("large.png", bytes(2_100_000)))
-    assert (status, answer["error"]) == (413, "an upload may have 2 MB; this one has 2.1: send less at a time")
+    assert (status, answer["error"]) == (413, "an upload may have 2 MB; got 2.1 MB: send fewer images at once")
     target = f"{server.url}/api/predict"
     form = {"Content-Type": "multipart/form-data; boundary=b"}
     for answer, status in (
@@ -493,13 +493,13 @@ SLIDE = """(value => {
 
 
 @needs_gradio
-def test_page_judges_uploads(server, tab, place, service):
+def test_page_predicts_uploads(server, tab, place, service):
     load(tab, server.url)
     tab.upload("#one input[type=file]", place / "digit.png")
     said = answer(tab, "In distribution")
-    verdict, _ = service.judge(service.see("digit.png", (place / "digit.png").read_bytes()))
-    assert f"Class {verdict.class_name}, {verdict.confidence:.0%} sure" in said
-    assert "nearest training images" in said
+    verdict, _ = service.verdict(service.inspect("digit.png", (place / "digit.png").read_bytes()))
+    assert f"Class {verdict.class_name}, confidence {verdict.confidence:.0%}" in said
+    assert "Nearest training images" in said
     assert tab.eval("document.querySelectorAll('#answer .gauge .mark').length") == 1
     tab.eval(f"{SLIDE}(20)")
     tab.wait("document.querySelector('#answer').innerText.includes('At 20% false alarms')")
@@ -520,14 +520,14 @@ def test_page_judges_uploads(server, tab, place, service):
 
 
 @needs_gradio
-def test_page_judges_many_into_a_table(server, tab, place):
+def test_page_predicts_many_into_a_table(server, tab, place):
     load(tab, server.url)
     tab.eval("[...document.querySelectorAll('button[role=tab]')].find(t => t.innerText.includes('Many')).click()")
     tab.wait("!!document.querySelector('#many input[type=file]')")
     tab.upload("#many input[type=file]", *[place / name for name in ("digit.png", "photo.png", "paper.png")])
-    tab.wait("document.querySelector('#said').innerText.includes('3 images')")
-    assert "1 out of distribution, 1 could not be read" in tab.eval("document.querySelector('#said').innerText")
-    text = tab.eval("atob(document.querySelector('#said a').href.split(',')[1])")
+    tab.wait("document.querySelector('#summary').innerText.includes('3 images')")
+    assert "1 out of distribution, 1 could not be read" in tab.eval("document.querySelector('#summary').innerText")
+    text = tab.eval("atob(document.querySelector('#summary a').href.split(',')[1])")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [(row["path"], row["verdict"], row["error"]) for row in rows] == [
         ("digit.png", "in", ""), ("photo.png", "out", ""), ("paper.png", "", "not an image"),

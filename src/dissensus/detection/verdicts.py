@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, overload
@@ -157,9 +157,7 @@ class Verdicts:
 
     def frame(self) -> pd.DataFrame:
         """Return a DataFrame, one row per sample; the votes are in columns member 1, member 2, ..."""
-        rows = [{key: value for key, value in v.as_dict().items() if key != "error"} for v in self]
-        members = {f"member {m + 1}": [self.classes[c] for c in votes.tolist()] for m, votes in enumerate(self.votes)}
-        return pd.DataFrame(rows).assign(**members)
+        return frame(self, len(self.votes)).drop(columns="error")
 
     def named(self, names: Sequence[str]) -> Verdicts:
         """Return the same verdicts with a name for every sample."""
@@ -186,3 +184,12 @@ class Verdicts:
             out=join("out"),
             names=tuple(name for part in parts for name in part.names),
         )
+
+
+def frame(verdicts: Iterable[Verdict], members: int) -> pd.DataFrame:
+    """Return verdicts as a DataFrame: one row each, with the members' votes in columns member 1, member 2, ..."""
+    rows = []
+    for verdict in verdicts:
+        votes = verdict.votes or (None,) * members
+        rows.append(verdict.as_dict() | {f"member {m}": vote for m, vote in enumerate(votes, 1)})
+    return pd.DataFrame(rows)

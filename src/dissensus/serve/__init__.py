@@ -1,4 +1,4 @@
-"""The web page and the JSON API over one detector, for `dissensus serve`; needs dissensus[serve].
+"""A web page and a JSON API over one detector, for `dissensus serve`. Needs the extra serve.
 
-service -> shown (HTML), results (JSON) -> page (Gradio), api (FastAPI) -> server
+service -> cards (HTML), responses (JSON) -> page (Gradio), api (FastAPI) -> server
 """

@@ -1,4 +1,4 @@
-"""Examples to click: images of a folder, or the small copies that an evaluation left in the run."""
+"""Examples to click: images of a folder, or small copies that an evaluation saved with the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ OF_ROLE = {"id": ("least", 4), "ood": ("most", 3), "shift": ("most", 1)}
 
 @dataclass(frozen=True)
 class Example:
-    """A file to try, what it is of, and a small picture of it."""
+    """An image to try.
+
+    Attributes:
+        name: The file's name.
+        caption: What it shows.
+        data: The file's content.
+        picture: A small copy.
+    """
 
     name: str
     caption: str
@@ -31,27 +38,31 @@ class Example:
 
 
 def of_folder(folder: str) -> list[Example]:
-    """The first readable images of a folder."""
+    """Return the first readable images of a folder.
+
+    Raises:
+        DataError: If there is no folder, or no readable image in it.
+    """
     if not Path(folder).is_dir():
         raise DataError(f"--examples must name a folder of images; there is none at {folder}: check the path")
-    found = list(islice(_readable(walk([folder])), COUNT))
-    if not found:
+    examples = list(islice(_readable(walk([folder])), COUNT))
+    if not examples:
         raise DataError(f"--examples must hold images; {folder} has none that can be read: give another folder")
-    return found
+    return examples
 
 
 def of_run(run: Path) -> list[Example]:
-    """Some that the run was evaluated on: in distribution first, then OOD and shifted ones; none if it was not."""
+    """Return some images that the run was evaluated on, ID first, then OOD and shifted; none if it was not."""
     if not saved.is_saved(run):
         return []
     sets = saved.load(run).about.sets
     order = {role: place for place, role in enumerate(OF_ROLE)}
-    found: list[Example] = []
+    examples: list[Example] = []
     for entry in sorted((s for s in sets if s.role in order), key=lambda s: order[s.role]):
         heading, count = OF_ROLE[entry.role]
         shown = [e for e in entry.examples.get(heading, ()) if e.picture]
-        found += [_of_evaluation(example, entry.name) for example in shown[:count]]
-    return found[:COUNT]
+        examples += [_of_evaluation(example, entry.name) for example in shown[:count]]
+    return examples[:COUNT]
 
 
 def _readable(paths: Iterator[str]) -> Iterator[Example]:
@@ -73,7 +84,7 @@ def _of_evaluation(example: saved.Example, caption: str) -> Example:
 
 
 def _native(picture: Image.Image) -> Image.Image:
-    """A tiny image as it was before `thumbnail` enlarged it: the trunk would take the edges of its pixels for lines."""
+    """Undo the enlargement of a tiny image by `thumbnail`: to the trunk the edges of its pixels would be lines."""
     for width in range(1, picture.width // 2):
         height = max(1, round(picture.height * width / picture.width))
         small = picture.resize((width, height), Image.Resampling.NEAREST)

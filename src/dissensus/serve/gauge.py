@@ -1,7 +1,7 @@
-"""The gauge: how unusual a sample is among the calibration samples, as SVG.
+"""Gauge: how unusual a sample is among the calibration samples, as SVG.
 
-The scale is the p-value's logarithm, so that it is the same for every score and the threshold stays in sight. Zones
-differ in pattern as well as colour; the colours are CSS classes of the page, so that light and dark work.
+The scale is the logarithm of the p-value, which is the same for every score and keeps the threshold visible. Zones
+differ in pattern as well as in colour; colours are CSS classes of the page, for light and dark mode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ CENTRE, RADIUS = (150.0, 142.0), 104.0
 
 
 def gauge(p_value: float, rate: float, count: int) -> Markup:
-    """A half circle from usual to unusual: the needle at the p-value among `count` samples, a mark at the rate."""
+    """Return a half circle from usual to unusual, with the needle at the p-value and a mark at the false-alarm rate.
+
+    Args:
+        p_value: The p-value among `count` calibration samples.
+        rate: The false-alarm rate: the sample is out if the p-value is at most this.
+        count: Calibration samples; 1 / (count + 1) is the smallest p-value.
+    """
     needle, mark = _share(p_value, count), _share(rate, count)
     words = f"p = {p_value:.3g}; {'out' if p_value <= rate else 'in'}: the threshold is at {rate:.3g}"
     parts = [
@@ -26,14 +32,14 @@ def gauge(p_value: float, rate: float, count: int) -> Markup:
         _label(mark, f"{100 * rate:.3g}%", "mark-text", -29),
         _needle(needle),
     ]
-    return Markup(  # numbers and words of our own alone
+    return Markup(  # nothing here comes from the user
         f'<svg class="gauge" viewBox="-20 0 340 172" role="img" aria-label="{words}">{"".join(parts)}'
         '<text class="end" x="46" y="164">usual</text><text class="end" x="254" y="164">unusual</text></svg>'
     )
 
 
 def _share(p_value: float, count: int) -> float:
-    """Where a p-value lies between 1 and the smallest there is: 0 to 1."""
+    """Return the position of a p-value on the scale: 0 for 1, 1 for the smallest."""
     return min(1.0, max(0.0, math.log(p_value) / -math.log(count + 1)))
 
 
@@ -56,11 +62,11 @@ def _ticks(count: int) -> list[str]:
     ]
 
 
-def _label(share: float, text: str, kind: str, beyond: float) -> str:
-    x, y = map(float, _at(share, RADIUS + beyond).split())
-    outside = beyond > 0
-    anchor = "middle" if 0.4 < share < 0.6 or not outside else "end" if share <= 0.4 else "start"
-    return f'<text class="{kind}" x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{text}</text>'
+def _label(share: float, text: str, css_class: str, offset: float) -> str:
+    """Return text `offset` beyond the circle, or inside it if negative."""
+    x, y = map(float, _at(share, RADIUS + offset).split())
+    anchor = "middle" if 0.4 < share < 0.6 or offset < 0 else "end" if share <= 0.4 else "start"
+    return f'<text class="{css_class}" x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
 def _needle(share: float) -> str:

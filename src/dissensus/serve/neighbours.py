@@ -1,4 +1,4 @@
-"""Neighbours: the training images whose features point the same way as those of a sample."""
+"""Neighbours: the training images whose features are most similar to those of a sample, by cosine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from dissensus.features import FeatureSet
 from dissensus.images import BadImage, ImageSet
 from dissensus.images.thumbnails import thumbnail
 
-VALUES = 2**26  # features kept, 256 MB; of more rows than that a random part
+VALUES = 2**26  # feature values in memory, 256 MB; larger sets are sampled
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A training image: its class, if known, the cosine between its features and the sample's, a picture if any."""
+    """A training image near a sample.
+
+    Attributes:
+        class_name: Its class; empty if unknown.
+        similarity: Cosine between its features and the sample's.
+        picture: The image as a data URL; empty if unknown.
+        name: Its name, or its row number.
+    """
 
     class_name: str
     similarity: float
@@ -27,13 +34,18 @@ class Neighbour:
 
 
 class Neighbours:
-    """Training features, and the images they are of, to be searched by cosine.
+    """Training features, to be searched by cosine similarity.
 
-    Images, where they are given, must be those the features were extracted from, in the same order.
+    Args:
+        features: The training features; of more than `VALUES` values a random part is searched.
+        images: The images that they were extracted from, in the same order.
+
+    Raises:
+        DataError: If the images are not those of the features.
     """
 
     def __init__(self, features: FeatureSet, images: ImageSet | None = None) -> None:
-        samples = len(features) // features.passes  # each once: later passes are the same images, augmented
+        samples = len(features) // features.passes  # later passes are the same images, augmented
         if images is not None:
             _check(features, images, samples)
         most = max(1, VALUES // features.width)
@@ -44,10 +56,10 @@ class Neighbours:
         self._directions = F.normalize(features.rows(rows).flatten(1), dim=1)
 
     def nearest(self, features: Tensor, count: int = 5) -> tuple[Neighbour, ...]:
-        """The nearest training images to features (...), nearest first."""
+        """Return the training images nearest to the features (...) of one sample, nearest first."""
         cosines = self._directions @ F.normalize(features.flatten().float(), dim=0)
-        found = cosines.topk(min(count, len(self.rows)))
-        return tuple(self._neighbour(int(self.rows[i]), float(c)) for c, i in zip(*found, strict=True))
+        top = cosines.topk(min(count, len(self.rows)))
+        return tuple(self._neighbour(int(self.rows[i]), float(c)) for c, i in zip(*top, strict=True))
 
     def _neighbour(self, row: int, cosine: float) -> Neighbour:
         labels = self.features.labels
@@ -56,14 +68,14 @@ class Neighbours:
             return Neighbour(class_name, cosine, name=f"row {row:,}")
         try:
             picture = thumbnail(self.images.image(row))
-        except BadImage:  # it was there when the features were made
+        except BadImage:  # removed or damaged since the extraction
             picture = ""
         return Neighbour(class_name, cosine, picture, self.images.names[row])
 
 
 def _check(features: FeatureSet, images: ImageSet, samples: int) -> None:
-    made_of = features.images
-    if made_of is not None and made_of not in (images.fingerprint, images.without_labels().fingerprint):
+    source = features.images
+    if source is not None and source not in (images.fingerprint, images.without_labels().fingerprint):
         raise DataError("--images must be the images that --train was extracted from; these are others: check the path")
     if len(images) != samples:
         raise DataError(

@@ -1,7 +1,7 @@
-"""The page, by Gradio: one image with its verdict, many images as a table, and how to ask by program.
+"""The page, in Gradio: one image with its verdict, many images as a table, and how to use the API.
 
-Files are taken as they are, never through Gradio's image component, which would decode and store them anew: page, API
-and command line see the same bytes.
+Uploads are read as files, not through Gradio's image component, which decodes and stores them again: page, API and
+command line see the same bytes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ import gradio as gr
 import pandas as pd
 from markupsafe import Markup
 
+from dissensus.serve.cards import EMPTY, card, problem
 from dissensus.serve.examples import Example
-from dissensus.serve.results import table
-from dissensus.serve.service import Seen, Service
-from dissensus.serve.shown import EMPTY, card, problem
+from dissensus.serve.responses import table
+from dissensus.serve.service import Inspection, Service
 
-MANY = 200  # files in one go
-KEPT = 1800  # seconds that uploads, tables and what was seen are kept
-SESSIONS = 500  # that have something kept for them
+MANY = 200  # files per upload
+KEPT = 1800  # seconds for which uploads and inspections are kept
+SESSIONS = 500  # sessions whose inspections are kept
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-HIDDEN: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # the API is one of our own
+HIDDEN: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # the API is `api.py`, not Gradio's
 FORMATS = "JPEG, PNG, WebP, TIFF, GIF, BMP"
 FONTS: dict[str, Any] = {
     "font": ["system-ui", "sans-serif"],
     "font_mono": ["ui-monospace", "monospace"],
-}  # nothing is fetched
+}  # of the system: nothing is downloaded
 
 
 def create(service: Service, examples: Sequence[Example], max_upload_mb: float) -> gr.Blocks:
-    """The page as Gradio's blocks, to be mounted."""
+    """Create the page, to be mounted.
+
+    Args:
+        service: The detector.
+        examples: Images to click.
+        max_upload_mb: The largest file to accept.
+    """
     with gr.Blocks(analytics_enabled=False, title=f"Dissensus: {service.name}", delete_cache=(60, KEPT)) as blocks:
         gr.HTML(_header(service), elem_id="head")
         slider = _slider(service)
@@ -41,15 +47,15 @@ def create(service: Service, examples: Sequence[Example], max_upload_mb: float) 
             _one(service, examples, slider, max_upload_mb)
         with gr.Tab("Many images"):
             _many(service, slider, max_upload_mb)
-        with gr.Tab("By program"):
-            gr.Markdown(_by_program(max_upload_mb))
+        with gr.Tab("API"):
+            gr.Markdown(_api_help(max_upload_mb))
     blocks.state_session_capacity = SESSIONS
     blocks.queue(max_size=64, default_concurrency_limit=2)
     return blocks
 
 
 def mount(app: Any, blocks: gr.Blocks, max_upload_mb: float) -> None:
-    """Put the page at the root of the application."""
+    """Mount the page at the root of a FastAPI application."""
     gr.mount_gradio_app(
         app,
         blocks,
@@ -68,19 +74,19 @@ def mount(app: Any, blocks: gr.Blocks, max_upload_mb: float) -> None:
 
 
 def _only_uploads(blocks: gr.Blocks) -> None:
-    """Let a request name files that were uploaded, and nothing else.
+    """Let requests refer to uploaded files only.
 
-    Gradio lets it name any file of this machine until `launch` is called, which a mounted page never does, and fetches
-    addresses.
+    Until `launch` is called, which never happens to a mounted page, Gradio lets a request name any file of this
+    machine; and it downloads URLs.
     """
     blocks.has_launched = True
     for block in blocks.blocks.values():
         move = block.async_move_resource_to_block_cache
 
-        async def local(place: Any, move: Any = move) -> Any:
-            if "://" in str(place):
-                raise gr.Error("a file must be uploaded; got an address: download it first", print_exception=False)
-            return await move(place)
+        async def local(path: Any, move: Any = move) -> Any:
+            if "://" in str(path):
+                raise gr.Error("a file must be uploaded; got a URL: download it first", print_exception=False)
+            return await move(path)
 
         vars(block)["async_move_resource_to_block_cache"] = local
 
@@ -89,20 +95,16 @@ def _header(service: Service) -> str:
     detector = service.detector
     about = f"{len(detector.ensemble)} members, {len(detector.classes):,} classes, score {detector.score_name}"
     if detector.threshold is None:
-        how = f"dissensus calibrate {service.name} --id SAMPLES"
         form = (
-            "<p class='warn'>This run is <b>not calibrated</b>: it has classes and scores, but no verdicts. "
-            "Calibrate it and start again: <code>{}</code></p>"
+            "<p class='warn'>This run is <b>not calibrated</b>: there are classes and scores, but no verdicts. "
+            "Calibrate it and restart the server: <code>{}</code></p>"
         )
-        said = Markup(form).format(how)
+        note = Markup(form).format(f"dissensus calibrate {service.name} --id SAMPLES")
     else:
-        said = Markup("<p>{}.</p>").format(_capital(detector.threshold.promise))
+        promise = detector.threshold.promise
+        note = Markup("<p>{}.</p>").format(promise[:1].upper() + promise[1:])
     form = "<h1>Is this image like the training data?</h1><p><b>{}</b>: {}.</p>{}"
-    return str(Markup(form).format(service.name, about, said))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return str(Markup(form).format(service.name, about, note))
 
 
 def _slider(service: Service) -> gr.Slider:
@@ -113,14 +115,14 @@ def _slider(service: Service) -> gr.Slider:
         *rates,
         value=100 * rule.false_alarms,
         step=0.1,
-        label="False alarms allowed, %",
-        info=f"{rates[0]:g} is the least that {rule.calibrated.count:,} held-out images can promise.",
+        label="Allowed false alarms (%)",
+        info=f"{rule.calibrated.count:,} held-out images support {rates[0]:g}% or more.",
         elem_id="rate",
     )
 
 
 def _rate(service: Service, percent: float) -> float | None:
-    """The slider's value as a share; None where there is no calibration to ask."""
+    """Return the slider's value as a share; None if the run is not calibrated."""
     return None if service.detector.threshold is None else round(percent / 100, 6)
 
 
@@ -151,21 +153,23 @@ def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_u
             answer = gr.HTML(EMPTY, elem_id="answer")
     kept = gr.State(None, time_to_live=KEPT)
 
-    def show(seen: Seen | None, percent: float) -> str:
-        return str(EMPTY if seen is None else card(service, seen, _rate(service, percent)))
+    def show(inspection: Inspection | None, percent: float) -> str:
+        return str(EMPTY if inspection is None else card(service, inspection, _rate(service, percent)))
 
-    def look(path: str | None, percent: float) -> tuple[Seen | None, str]:
-        seen = None if path is None else service.see(Path(path).name, Path(path).read_bytes(), shown=True)
-        return seen, show(seen, percent)
+    def inspect(path: str | None, percent: float) -> tuple[Inspection | None, str]:
+        if path is None:
+            return None, show(None, percent)
+        inspection = service.inspect(Path(path).name, Path(path).read_bytes(), details=True)
+        return inspection, show(inspection, percent)
 
-    def pick(percent: float, event: gr.SelectData) -> tuple[Seen, str]:
+    def pick(percent: float, event: gr.SelectData) -> tuple[Inspection, str]:
         example = examples[event.index]
-        seen = service.see(example.name, example.data, shown=True)
-        return seen, show(seen, percent)
+        inspection = service.inspect(example.name, example.data, details=True)
+        return inspection, show(inspection, percent)
 
-    # annotations as strings would name Gradio's event in a module that its inspection does not look into
+    # Gradio looks for the class itself; annotations are strings here.
     pick.__annotations__["event"] = gr.SelectData
-    file.upload(look, [file, slider], [kept, answer], **HIDDEN)
+    file.upload(inspect, [file, slider], [kept, answer], **HIDDEN)
     file.clear(lambda: (None, str(EMPTY)), None, [kept, answer], **HIDDEN)
     gallery.select(pick, [slider], [kept, answer], **HIDDEN)
     slider.input(show, [kept, slider], answer, trigger_mode="always_last", **HIDDEN)
@@ -173,64 +177,64 @@ def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_u
 
 def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> None:
     files = gr.File(
-        label=f"Drop images here (up to {MANY}, of {max_upload_mb:g} MB each)",
+        label=f"Drop images here (up to {MANY} files of {max_upload_mb:g} MB each)",
         file_count="multiple",
         file_types=["image"],
         height=150,
         elem_id="many",
     )
-    said = gr.HTML("", elem_id="said")
+    summary = gr.HTML("", elem_id="summary")
     frame = gr.Dataframe(visible=False, interactive=False, elem_id="table", buttons=["fullscreen"])
     kept = gr.State((), time_to_live=KEPT)
 
-    def show(many: Sequence[Seen], percent: float) -> tuple[str, Any]:
-        if not many:
+    def show(inspections: Sequence[Inspection], percent: float) -> tuple[str, Any]:
+        if not inspections:
             return "", gr.update(visible=False)
-        made = table(service, many, _rate(service, percent))
-        return _summary(made), gr.update(value=_rounded(made), visible=True)
+        rows = table(service, inspections, _rate(service, percent))
+        return _summary(rows), gr.update(value=_readable(rows), visible=True)
 
-    def look(paths: list[str] | None, percent: float) -> tuple[Sequence[Seen], str, Any]:
-        given = paths or []
-        if len(given) > MANY:
-            text = f"at most {MANY} files at once, got {len(given):,}: for more use dissensus predict"
+    def inspect(paths: list[str] | None, percent: float) -> tuple[Sequence[Inspection], str, Any]:
+        uploads = paths or []
+        if len(uploads) > MANY:
+            text = f"at most {MANY} files at once, got {len(uploads):,}: for more use dissensus predict"
             return (), str(problem(text)), gr.update(visible=False)
-        seen = tuple(service.see(Path(path).name, Path(path).read_bytes()) for path in given)
-        return seen, *show(seen, percent)
+        inspections = tuple(service.inspect(Path(path).name, Path(path).read_bytes()) for path in uploads)
+        return inspections, *show(inspections, percent)
 
-    files.upload(look, [files, slider], [kept, said, frame], api_visibility="private")
-    files.delete(look, [files, slider], [kept, said, frame], api_visibility="private")
-    files.clear(lambda: ((), *show((), 0)), None, [kept, said, frame], **HIDDEN)
-    slider.input(show, [kept, slider], [said, frame], trigger_mode="always_last", **HIDDEN)
+    files.upload(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
+    files.delete(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
+    files.clear(lambda: ((), *show((), 0)), None, [kept, summary, frame], **HIDDEN)
+    slider.input(show, [kept, slider], [summary, frame], trigger_mode="always_last", **HIDDEN)
 
 
-def _summary(made: pd.DataFrame) -> str:
-    """How many of what, and the whole table as CSV in a link: no file of it is kept."""
-    bad = int(made["error"].notna().sum())
-    parts = [f"{len(made):,} {'image' if len(made) == 1 else 'images'}"]
-    parts += [f"{int((made['verdict'] == 'out').sum()):,} out of distribution"] * bool(made["verdict"].notna().any())
-    parts += [f"{bad:,} could not be read"] * bool(bad)
-    content = base64.b64encode(made.to_csv(index=False).encode()).decode()
+def _summary(rows: pd.DataFrame) -> str:
+    """Return the counts, and the whole table as CSV inside a link, so that no file is stored."""
+    errors = int(rows["error"].notna().sum())
+    parts = [f"{len(rows):,} {'image' if len(rows) == 1 else 'images'}"]
+    parts += [f"{int((rows['verdict'] == 'out').sum()):,} out of distribution"] * bool(rows["verdict"].notna().any())
+    parts += [f"{errors:,} could not be read"] * bool(errors)
+    content = base64.b64encode(rows.to_csv(index=False).encode()).decode()
     link = f"<a download='verdicts.csv' href='data:text/csv;base64,{content}'>Download as CSV</a>"
     return f"<p role='status'>{', '.join(parts)}</p><p>{link}</p>"
 
 
-def _rounded(made: pd.DataFrame) -> pd.DataFrame:
-    """For reading: short numbers, the verdict near the name, no empty column, no None."""
-    short = made.drop(columns=["label"]).dropna(axis=1, how="all")
+def _readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the table for the screen: short numbers, the verdict next to the name, no empty columns, no None."""
+    short = rows.drop(columns=["label"]).dropna(axis=1, how="all")
     first = [name for name in ("path", "verdict", "class") if name in short]
     short = short[[*first, *[name for name in short if name not in first]]]
     numbers = {name: 4 for name in ("confidence", "score", "p_value") if name in short}
     return short.round(numbers).astype(object).where(short.notna(), "")
 
 
-def _by_program(max_upload_mb: float) -> str:
+def _api_help(max_upload_mb: float) -> str:
     return f"""
-`POST /api/predict` takes images as multipart form data in the field `files`, up to {max_upload_mb:g} MB a request, and
-answers in JSON; `?false_alarms=0.01` asks at another rate.
+`POST /api/predict` takes images as multipart form data in the field `files`, up to {max_upload_mb:g} MB per request,
+and answers in JSON. `?false_alarms=0.01` sets another rate.
 
     curl -F files=@cat.jpg -F files=@what.png ADDRESS/api/predict
 
-ADDRESS is that of this page.
+ADDRESS is the address of this page.
 
-`GET /api/health` says whether it answers and for which run, `GET /api/schema` documents it all as OpenAPI.
+`GET /api/health` returns the status and the name of the run; `GET /api/schema` is the OpenAPI document.
 """

@@ -1,4 +1,4 @@
-"""The server: a bound port first, then the application, until Ctrl-C."""
+"""The server: bind the port first, then create the application, and serve until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at that address, not yet listening; port 0 takes a free one."""
-    remedy = "choose another --host or --port"
+    """Bind a socket to an address, without listening yet; port 0 picks a free one.
+
+    Raises:
+        DissensusError: If the address is not of this machine, or taken.
+    """
     if not 0 <= port <= 65535:
         raise DissensusError(f"--port must be within 0..65535; got {port}: try 7860")
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        made = socket.socket(*found[:3])
+        address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(*address[:3])
     except OSError as error:
         raise DissensusError(
             f"--host must be an address of this machine; got {host!r} ({error.strerror}): try 127.0.0.1"
         ) from error
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(found[4])
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address[4])
     except OSError as error:
-        made.close()
-        raise DissensusError(f"the address must be free; {host}:{port} is not ({error.strerror}): {remedy}") from error
-    return made
+        bound.close()
+        raise DissensusError(
+            f"the address must be free; {host}:{port} is not ({error.strerror}): choose another --host or --port"
+        ) from error
+    return bound
 
 
 def serve(
@@ -44,15 +49,23 @@ def serve(
     max_upload_mb: float,
     ready: Callable[[], None],
 ) -> None:
-    """Answer at that socket until interrupted; what is uploaded goes to a folder that is removed in the end."""
+    """Serve until interrupted.
+
+    Args:
+        service: The detector.
+        examples: Images to click on the page.
+        where: The socket that `bind` returned.
+        max_upload_mb: The largest upload, in MB.
+        ready: Called once the server answers.
+    """
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a visitor who hangs up must not end the server
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that hangs up must not end the server
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with tempfile.TemporaryDirectory(prefix="dissensus-serve-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         import uvicorn
 
-        from dissensus.serve import api, page  # after the environment, which Gradio reads when it is imported
+        from dissensus.serve import api, page  # Gradio reads the environment when it is imported
 
         app = api.create(service, int(max_upload_mb * 1e6))
         page.mount(app, page.create(service, examples, max_upload_mb), max_upload_mb)
@@ -62,6 +75,6 @@ def serve(
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
-                ready()  # not before: an interrupt is handled from here on
+                ready()  # from here on an interrupt is handled
 
         Server(config).run(sockets=[where])

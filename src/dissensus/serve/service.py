@@ -1,4 +1,4 @@
-"""The detector behind the page and the API: bytes of a file in, what the members see in it out, one file at a time."""
+"""Service: the detector behind the page and the API, one image at a time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,41 @@ from dissensus.images import BadImage, decode
 from dissensus.images.thumbnails import thumbnail
 from dissensus.serve.neighbours import Neighbour, Neighbours
 
-PIXELS = 320  # of the picture that is shown again
+PIXELS = 320  # longer side of the picture on a card
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One file as the members see it: verdicts at any false-alarm rate follow without another look.
+class Inspection:
+    """An uploaded file after one forward pass; verdicts at any false-alarm rate follow without another.
 
-    `error` says in a few words why it cannot be read; there are no logits then.
+    Attributes:
+        name: The file's name.
+        logits: (M, 1, C); None if the file cannot be read.
+        picture: The image as a data URL, if requested.
+        nearest: The nearest training images, if requested and known.
+        error: Why the file cannot be read.
     """
 
     name: str
-    logits: Tensor | None = None  # (M, 1, C)
-    picture: str = ""  # a data: address
+    logits: Tensor | None = None
+    picture: str = ""
     nearest: tuple[Neighbour, ...] = ()
     error: str | None = None
 
 
 class Service:
-    """A detector that several threads may ask.
+    """A detector for several threads.
 
-    A lock lets one image at a time be decoded and run: they would share the processor anyway, and the memory that
-    all take together stays that of one.
+    A lock lets one image at a time be decoded and run: threads would share the processor anyway, and memory stays that
+    of one image.
+
+    Args:
+        detector: The detector.
+        name: How the run is called on the page and in responses.
+        neighbours: The training images to search, if any.
+
+    Raises:
+        DissensusError: If the detector cannot predict images.
     """
 
     def __init__(self, detector: Detector, name: str, neighbours: Neighbours | None = None) -> None:
@@ -47,49 +60,61 @@ class Service:
         self._lock = Lock()
         blank = io.BytesIO()
         Image.new("RGB", (8, 8)).save(blank, "PNG")
-        self.see("blank", blank.getvalue())  # what does not fit together is found before anybody asks
+        self.inspect("blank", blank.getvalue())  # Fail now rather than at the first request.
 
-    def see(self, name: str, data: bytes, *, shown: bool = False) -> Seen:
-        """Run trunk and members over the image in the bytes of a file; `shown` adds what a page shows of it."""
+    def inspect(self, name: str, data: bytes, *, details: bool = False) -> Inspection:
+        """Run trunk and members on an image.
+
+        Args:
+            name: The file's name.
+            data: The file's content.
+            details: Add picture and nearest training images, for the page.
+        """
         with self._lock:
             try:
                 image = decode(data)
             except BadImage as error:
-                return Seen(name, error=str(error))
-            features = self.detector.members.encoder.image(image)
-            logits = self.detector.members(features).cpu()
-            if not shown:
-                return Seen(name, logits)
+                return Inspection(name, error=str(error))
+            members = self.detector.members
+            features = members.encoder.image(image)
+            logits = members(features).cpu()
+            if not details:
+                return Inspection(name, logits)
             nearest = self.neighbours.nearest(features[0]) if self.neighbours else ()
-            return Seen(name, logits, thumbnail(image, PIXELS), nearest)
+            return Inspection(name, logits, thumbnail(image, PIXELS), nearest)
 
-    def judge(self, seen: Seen, rate: float | None = None) -> tuple[Verdict, float | None]:
-        """The verdict at a false-alarm rate, the calibrated one by default, and the threshold of its score."""
-        if seen.logits is None:
-            return Verdict(seen.name, error=seen.error), None
-        made = self.at(rate).predict_logits(seen.logits)
-        limit = None if made.threshold is None else float(made.threshold[0])
-        return replace(made[0], name=seen.name), limit
+    def verdict(self, inspection: Inspection, rate: float | None = None) -> tuple[Verdict, float | None]:
+        """Return the verdict at a false-alarm rate, by default the calibrated one, and the threshold of its score."""
+        if inspection.logits is None:
+            return Verdict(inspection.name, error=inspection.error), None
+        verdicts = self.detector_at(rate).predict_logits(inspection.logits)
+        limit = None if verdicts.threshold is None else float(verdicts.threshold[0])
+        return replace(verdicts[0], name=inspection.name), limit
 
-    def at(self, rate: float | None) -> Detector:
-        """The detector at another false-alarm rate."""
+    def detector_at(self, rate: float | None) -> Detector:
+        """Return the detector at another false-alarm rate.
+
+        Raises:
+            DissensusError: If the run is not calibrated, or its calibration does not support the rate.
+        """
         if rate is None:
             return self.detector
         if self.detector.threshold is None:
             raise DissensusError("a false-alarm rate needs a calibrated run; this one is not: dissensus calibrate")
-        found = copy.copy(self.detector)
-        found.threshold = self.detector.threshold.at(rate)
-        return found
+        detector = copy.copy(self.detector)
+        detector.threshold = self.detector.threshold.at(rate)
+        return detector
 
-    def chances(self, seen: Seen, count: int = 5) -> list[tuple[str, float]]:
-        """The ensemble's likeliest classes with their probabilities."""
-        assert seen.logits is not None
-        probs, places = aggregates.AGGREGATES[self.detector.aggregate](seen.logits)[0].exp().sort(descending=True)
-        pairs = zip(places[:count].tolist(), probs[:count].tolist(), strict=True)
-        return [(self.detector.classes[place], prob) for place, prob in pairs]
+    def top_classes(self, inspection: Inspection, count: int = 5) -> list[tuple[str, float]]:
+        """Return the most probable classes with their probabilities."""
+        assert inspection.logits is not None
+        log_probs = aggregates.AGGREGATES[self.detector.aggregate](inspection.logits)[0]
+        probs, labels = log_probs.exp().sort(descending=True)
+        pairs = zip(labels[:count].tolist(), probs[:count].tolist(), strict=True)
+        return [(self.detector.classes[label], prob) for label, prob in pairs]
 
-    def calibration(self, label: int) -> int:
-        """How many held-out images the p-value of a sample of that label is among; 0 where there is no calibration."""
+    def calibration_count(self, label: int) -> int:
+        """Return how many held-out images the p-values of a predicted label compare with; 0 if not calibrated."""
         rule = self.detector.threshold
         if rule is None:
             return 0
@@ -98,7 +123,7 @@ class Service:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """The lowest false-alarm rate that the calibration supports and the highest worth asking for, in percent."""
+        """The lowest false-alarm rate that the calibration supports, and the highest to offer, in percent."""
         rule = self.detector.threshold
         if rule is None:
             return None
