@@ -217,11 +217,11 @@ def _process(side: Side) -> Iterator[Callable[[], float]]:
     try:
         yield run
     finally:
-        here.close()
         process.terminate()
         process.join(END_SECONDS)
         process.kill()
         process.join()
+        here.close()  # last: closing it would end the process as well, and its cleanup must not be interrupted
 
 
 def _start_fork_server() -> None:
