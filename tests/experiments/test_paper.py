@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from dissensus.evaluation.outcomes import Outcome
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
-from dissensus.experiments import studies
-from dissensus.experiments.studies import paper
+from dissensus.experiments import paper, studies
 from dissensus.features import FeatureSet
 
 SETS = {
@@ -154,7 +154,7 @@ def test_groups_are_of_waterbirds(found):
     assert cell(table, ("DivDis",), "accuracy %", "id") is None
 
 
-@pytest.mark.parametrize("study", paper.PAPER)
+@pytest.mark.parametrize("study", paper.tables())
 def test_rows_line_up_and_stay_away_from_other_suites(study, found, tmp_path):
     suite = "waterbirds" if study == "groups" else "imagenet"
     tables = found(study, suite)
@@ -169,13 +169,20 @@ def test_rows_line_up_and_stay_away_from_other_suites(study, found, tmp_path):
     assert not any(row.source for table in found(study, "other") for row in table.rows)
 
 
-@pytest.mark.parametrize("study", paper.PAPER)
+@pytest.mark.parametrize("study", paper.tables())
 def test_every_figure_of_the_paper_has_a_column(study, found):
     tables = found(study, "waterbirds" if study == "groups" else "imagenet")
-    for figures in paper.PAPER[study]:
-        (table,) = [table for table in tables if figures.beside in table.title]
-        assert set(figures.columns) <= {(column.group, column.name) for column in table.columns}
-        assert all(len(printed) == len(figures.columns) for printed in figures.rows.values())
+    for printed in paper.tables()[study]:
+        (table,) = [table for table in tables if printed.title in table.title]
+        columns = {(group, name) for group, names in printed.columns.items() for name in names}
+        assert columns <= {(column.group, column.name) for column in table.columns}
+
+
+def test_a_row_with_too_few_values_is_refused():
+    with pytest.raises(ValidationError, match=r"row sed, 5 should have \[2\] values"):
+        paper.PrintedTable(
+            columns={"AUROC": ("a", "b")}, rows=(paper.PrintedRow(names=("sed", "5"), values=((1.0,),)),)
+        )
 
 
 def test_percentages_are_shares_and_what_is_not_known_is_none():

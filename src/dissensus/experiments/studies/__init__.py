@@ -1,4 +1,4 @@
-"""STUDIES: every table and figure of the paper, to be run on any suite that has what it needs.
+"""Studies: the tables and figures of the paper, for any suite that has the sets they need.
 
 dissensus study detection --suite digits --seeds 3
 dissensus study all --suite digits --quick
@@ -14,7 +14,8 @@ from dissensus._core.errors import DissensusError
 from dissensus._core.registry import Registry
 from dissensus.evaluation.outcomes import Curve, Example, Outcome
 from dissensus.evaluation.tables import Table
-from dissensus.experiments.studies import ablations, paper
+from dissensus.experiments import paper
+from dissensus.experiments.studies import ablations
 from dissensus.experiments.studies.detection import detection
 from dissensus.experiments.studies.diversity import diversity
 from dissensus.experiments.studies.diversity_weight import diversity_weight
@@ -23,18 +24,18 @@ from dissensus.experiments.studies.examples import examples
 from dissensus.experiments.studies.generalization import generalization
 from dissensus.experiments.studies.lab import Lab
 
-__all__ = ["STUDIES", "Lab", "Outcome", "Study", "run"]
+__all__ = ["STUDIES", "Lab", "Outcome", "Study", "check", "run"]
 
 Findings = Sequence[Table] | Sequence[Curve] | dict[str, tuple[Example, ...]]
 
 
 class Study(NamedTuple):
-    """A study: what it finds, where the paper has it, and what a suite must have for it."""
+    """A function that runs trials in a lab, where the paper reports them, and what it needs of a suite."""
 
     function: Callable[[Lab], Findings]
     paper: str
     summary: str
-    needs: tuple[str, ...] = ()  # roles of sets; "images"; "backbone", for the suite to be made through another
+    needs: tuple[str, ...] = ()  # roles of sets; "images"; "backbone": a suite that can be extracted through others
 
 
 STUDIES: Registry[Study] = Registry(
@@ -51,7 +52,7 @@ STUDIES: Registry[Study] = Registry(
             diversity_weight, "Figure 3", "PDS, #unique, AUROC and accuracy against lambda", ("ood",)
         ),
         "ensemble-size": Study(ensemble_size, "Figure 4", "AUROC and accuracy against the number of members", ("ood",)),
-        "examples": Study(examples, "Figure 2", "the images that members differ most and least on", ("images",)),
+        "examples": Study(examples, "Figure 2", "the images that members disagree on most and least", ("images",)),
         "layers": Study(ablations.layers, "Table 4", "members that own one layer against two", ("backbone",)),
         "backbones": Study(ablations.backbones, "Table 5", "two backbones side by side", ("backbone",)),
         "scores": Study(ablations.scores, "Table 6", "AUROC of every score", ("ood",)),
@@ -66,12 +67,20 @@ STUDIES: Registry[Study] = Registry(
 
 
 def run(name: str, lab: Lab) -> Outcome:
-    """Run a study and save its outcome in OUT/NAME.json."""
+    """Run a study and save its outcome in OUT/NAME.json.
+
+    Args:
+        name: A name in `STUDIES`.
+        lab: Trains and evaluates the trials; those that it has are not repeated.
+
+    Raises:
+        DissensusError: If the name is unknown, or the suite lacks what the study needs.
+    """
     study = STUDIES[name]
     check(name, lab)
-    found = study.function(lab)
+    findings = study.function(lab)
     suite = lab.suite()
-    parts = [] if isinstance(found, dict) else found
+    parts = [] if isinstance(findings, dict) else findings
     tables = [part for part in parts if isinstance(part, Table)]
     outcome = Outcome(
         study=name,
@@ -80,26 +89,21 @@ def run(name: str, lab: Lab) -> Outcome:
         summary=study.summary,
         tables=tuple(replace(t, rows=t.rows + paper.rows(name, suite.name, t)) for t in tables),
         curves=tuple(part for part in parts if isinstance(part, Curve)),
-        examples=found if isinstance(found, dict) else {},
+        examples=findings if isinstance(findings, dict) else {},
     )
     outcome.save(lab.out / f"{name}.json")
     return outcome
 
 
 def check(name: str, lab: Lab) -> None:
-    """Refuse a suite that lacks what the study needs."""
-    suite, lacking = lab.suite(), []
-    roles = {s.role for s in suite.sets}
-    for need in STUDIES[name].needs:
-        if need == "images":
-            there = any(s.images is not None for s in suite.sets)
-        elif need == "backbone":
-            there = suite.train.provenance.get("backbone") is not None
-        else:
-            there = need in roles
-        if not there:
-            lacking.append(need)
-    if lacking:
+    """Raise if the suite of a lab lacks what a study needs."""
+    suite = lab.suite()
+    available = {
+        *(s.role for s in suite.sets),
+        *(["images"] if any(s.images is not None for s in suite.sets) else []),
+        *(["backbone"] if suite.train.provenance.get("backbone") is not None else []),
+    }
+    if lacking := [need for need in STUDIES[name].needs if need not in available]:
         remedy = {
             "groups": "use waterbirds or dominoes, or add a set of role groups",
             "images": "use a suite of images",

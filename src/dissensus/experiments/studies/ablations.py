@@ -1,8 +1,9 @@
-"""The tables of the paper's appendix that compare a few ensembles side by side."""
+"""Tables of the paper's appendix that compare a few ensembles."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError
@@ -16,13 +17,13 @@ BACKBONES = ("lite0", "lite1")
 
 
 def layers(lab: Lab) -> list[Table]:
-    """SED-A2D with members that own one layer, or two."""
+    """SED-A2D whose members own one layer or two."""
     tables = []
     for count in (1, 2):
         suite = lab.suite(layers=count)
         trial = Trial(f"{count}", "sed-a2d", tail="backbone")
         tables.append(overview(Results(lab.run([trial], suite)), "", ("layers",), [((str(count),), trial.name)]))
-    return [_joined("layers that members own", tables)]
+    return [_join("layers that members own", tables)]
 
 
 def backbones(lab: Lab) -> list[Table]:
@@ -33,7 +34,7 @@ def backbones(lab: Lab) -> list[Table]:
         trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
         results = Results(lab.run(trials, suite))
         tables.append(overview(results, "", ("backbone", "method"), [((name, t.name), t.name) for t in trials]))
-    return [_joined("backbones", tables)]
+    return [_join("backbones", tables)]
 
 
 def scores(lab: Lab) -> list[Table]:
@@ -56,7 +57,7 @@ def scores(lab: Lab) -> list[Table]:
 
 
 def two_stage(lab: Lab) -> list[Table]:
-    """Disagreement on samples chosen beforehand against weights found while training."""
+    """Disagreement on samples chosen in a first stage, against weights computed during training."""
     trials = [Trial("two-stage", "two-stage"), Trial("joint", "sed-a2d")]
     results = Results(lab.run(trials))
     return [overview(results, "two-stage against joint", ("type",), [((t.name,), t.name) for t in trials])]
@@ -95,14 +96,14 @@ def groups(lab: Lab) -> list[Table]:
 
 
 def disagreement_data(lab: Lab) -> list[Table]:
-    """A2D and DivDis with different sets to disagree on; a set that is disagreed on is seen in training."""
+    """A2D and DivDis with different disagreement sets, which they see in training."""
     suite = lab.suite()
-    where = {} if suite.disagreement is None else {"the suite's own": suite.disagreement}
-    where |= {s.family or s.name: s.features for s in suite.sets if s.role in ("shift", "ood")}  # one of a family
+    sets = {} if suite.disagreement is None else {"the suite's own": suite.disagreement}
+    sets |= {s.family or s.name: s.features for s in suite.sets if s.role in ("shift", "ood")}  # one per family
     trials = [
         Trial(f"{method} on {name}", method, disagreement=features)
         for method in ("a2d", "divdis")
-        for name, features in where.items()
+        for name, features in sets.items()
     ]
     results = Results(lab.run(trials))
     rows = [((trial.method, trial.name.partition(" on ")[2]), trial.name) for trial in trials]
@@ -111,32 +112,26 @@ def disagreement_data(lab: Lab) -> list[Table]:
 
 
 def active(lab: Lab) -> list[Table]:
-    """How many members are drawn for a batch: time, accuracy, detection."""
+    """Time, accuracy and detection against the number of members drawn per batch."""
     small = [(5, i) for i in ((2, 5) if lab.quick else (2, 3, 4, 5))]
     large = [(10, 2)] if lab.quick else [(50, 2), (50, 5), (50, 10)]
     trials = [Trial(f"M={m} I={i}", "sed-a2d", m, active=i) for m, i in small + large]
     frame = lab.run(trials)
     results = Results(frame)
     rows = [((str(trial.members), str(trial.active)), trial.name) for trial in trials]
-    table = overview(results, "members drawn for a batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
-    times = {name: _epochs(Path(runs.iloc[0])) for name, runs in frame.groupby("row")["run"]}
-    return [
-        Table(
-            table.title,
-            table.heads,
-            (Column("", "epoch s", better="lower", digits=1), *table.columns),
-            tuple(Row(r.names, (times[t.name], *r.cells)) for r, t in zip(table.rows, trials, strict=True)),
-            table.note,
-        )
-    ]
+    table = overview(results, "members drawn per batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
+    times = {name: _epoch_time(Path(runs.iloc[0])) for name, runs in frame.groupby("row")["run"]}
+    columns = (Column("", "epoch s", better="lower", digits=1), *table.columns)
+    timed = [replace(row, cells=(times[t.name], *row.cells)) for row, t in zip(table.rows, trials, strict=True)]
+    return [replace(table, columns=columns, rows=tuple(timed))]
 
 
-def _epochs(run: Path) -> Value | None:
+def _epoch_time(run: Path) -> Value | None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return Value.of(line["seconds"] for line in lines if line["kind"] == "epoch")
 
 
-def _joined(title: str, tables: list[Table]) -> Table:
+def _join(title: str, tables: list[Table]) -> Table:
     if any(table.columns != tables[0].columns for table in tables):
-        raise DissensusError("the forms of a suite must have the same sets: give the same --root for all")
-    return Table(title, tables[0].heads, tables[0].columns, tuple(row for table in tables for row in table.rows))
+        raise DissensusError("a suite must have the same sets through every backbone: give the same --root for all")
+    return replace(tables[0], title=title, rows=tuple(row for table in tables for row in table.rows))

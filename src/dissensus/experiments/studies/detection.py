@@ -11,11 +11,11 @@ from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.experiments.studies.measures import best
 from dissensus.training.options import DIVERSITY
 
-Choice = Callable[[list[Trial], str, str], str]  # trials, role, score -> the name of one
+Choice = Callable[[list[Trial], str, str], str]  # (trials, role, score) -> name of the chosen trial
 
 
 def detection(lab: Lab) -> list[Table]:
-    """Twice: the best weight for each kind of shift, as the paper chooses it, and one fixed weight."""
+    """Two tables: with the best weight for each kind of shift, as in the paper, and with one fixed weight."""
     groups = contenders(lab)
     results = Results(lab.run([trial for trials in groups.values() for trial in trials]))
     inside = results.inside
@@ -45,10 +45,10 @@ def detection(lab: Lab) -> list[Table]:
         table(
             "oracle: the best weight for each kind of shift",
             lambda trials, role, score: best(results, [trial.name for trial in trials], [role], score),
-            "Chosen with the OOD sets in hand, as the paper does: impossible in use.",
+            "Chosen with the OOD sets, as in the paper: impossible in use.",
         ),
         table(
-            "fixed: one weight for all, chosen before",
+            "fixed: one weight for all, chosen without OOD data",
             lambda trials, role, score: fixed(lab, trials).name,
             f"The suite's own weight, {lab.training.get('diversity', DIVERSITY):g}, or the nearest that was trained.",
         ),

@@ -12,7 +12,7 @@ ROWS = ("deep-ensemble", "diverse-hps", "divdis", "a2d", "sed-a2d")
 
 
 def diversity(lab: Lab) -> list[Table]:
-    """Of each method, the weight that detects shifts best and the one that detects ood sets best."""
+    """For each method, the weight that detects shifts best and the weight that detects OOD sets best."""
     groups = contenders(lab, ROWS)
     results = Results(lab.run([trial for trials in groups.values() for trial in trials]))
     tables = []

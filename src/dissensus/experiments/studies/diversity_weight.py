@@ -1,4 +1,4 @@
-"""Figure: diversity and detection against the weight of disagreement, the paper's lambda."""
+"""Figure 3: diversity and detection against the diversity weight, the paper's lambda."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUICK_WEIGHTS = (0.0, 0.1, 1.0)
 
 
 def diversity_weight(lab: Lab) -> list[Curve]:
-    """SED-A2D over a range of weights; at 0 members differ by what they have seen alone."""
+    """SED-A2D over a range of weights; at 0, members differ only by their initial weights and batches."""
     values = QUICK_WEIGHTS if lab.quick else WEIGHTS
     trials: dict[float, Trial] = {weight: weighted("sed-a2d", weight) for weight in values}
     results = Results(lab.run(list(trials.values())))

@@ -1,4 +1,4 @@
-"""Figure: detection against the number of members."""
+"""Figure 4: detection and accuracy against the number of members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUICK_SIZES = (2, 5, 10)
 
 
 def ensemble_size(lab: Lab) -> list[Curve]:
-    """SED-A2D at the suite's weight, each member making as many steps whatever M is."""
+    """SED-A2D at the suite's diversity weight; every member makes the same number of updates, whatever M."""
     sizes = QUICK_SIZES if lab.quick else SIZES
     trials = [Trial(f"sed-a2d M={size}", "sed-a2d", size) for size in sizes]
     results = Results(lab.run(trials))

@@ -1,4 +1,4 @@
-"""Figure: the images that members differ most and least on, with what each of them predicts."""
+"""Figure 2: the images that members disagree on most and least, with the prediction of each member."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dissensus.training.run import Run
 
 
 def examples(lab: Lab) -> dict[str, tuple[Example, ...]]:
-    """From the first shift, else the id set, and from the first ood set: most and least divergent by PDS."""
+    """Most and least divergent images by PDS, of the first shift (or the id set) and the first OOD set."""
     suite = lab.suite()
     frame = lab.run([Trial("sed-a2d", "sed-a2d")])
     ensemble = Ensemble.load(Run.open(frame["run"].iloc[0]).ensemble_folder)
-    classes, found = suite.train.classes, dict[str, tuple[Example, ...]]()
+    classes, examples = suite.train.classes, dict[str, tuple[Example, ...]]()
     for s in _shown(suite):
         predictions = predict(ensemble, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset)
         for heading, chosen in find_examples(s, predictions).items():
-            found[f"{s.name}: {heading} divergent"] = tuple(
+            examples[f"{s.name}: {heading} divergent"] = tuple(
                 Example(
                     picture=e.picture,
                     truth="none of these classes" if e.label is None else classes[e.label],
@@ -31,7 +31,7 @@ def examples(lab: Lab) -> dict[str, tuple[Example, ...]]:
                 )
                 for e in chosen
             )
-    return found
+    return examples
 
 
 def _shown(suite: Suite) -> list[SuiteSet]:

@@ -12,7 +12,7 @@ LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
 
 
 def generalization(lab: Lab) -> list[Table]:
-    """Every method at its fixed weight, small and large ensembles."""
+    """Every method at its fixed diversity weight, in small and large ensembles."""
     large = 10 if lab.quick else 50
     rows = [(name, 5, fixed(lab, trials)) for name, trials in contenders(lab, ROWS).items()]
     for name, trials in contenders(lab, LARGE_ROWS, members=large).items():
@@ -29,5 +29,5 @@ def generalization(lab: Lab) -> list[Table]:
         )
         for name, members, trial in rows
     ]
-    note = "oracle: the member that is best on the very set it is shown for."
+    note = "oracle: the best member, chosen with the labels of the test set."
     return [Table("accuracy", ("method", "M"), tuple(columns), tuple(table_rows), note)]
