@@ -180,7 +180,7 @@ def test_bad_npz_files_are_named(tmp_path, capsys):
         "text": "cannot be read as .npz",
         "other": "must hold `features`",
         "nan": "4 of 4 rows hold NaN or inf, the first is row 0",
-        "short": "labels must be (4,), one a row; got (3,)",
+        "short": "labels must be (4,), one per row; got (3,)",
         "one": "at least two classes; all 4 samples are of class 0",
         "empty": "at least one row",
         "negative": "row 1 has -1",

@@ -234,7 +234,7 @@ def test_features_come_as_rows_and_tables(run, more):
     assert found.names[2] == "sample 2"
     with pytest.raises(DataError, match=r"column 'label' is not numeric: drop it, or rename it"):
         detector.predict(frame.assign(label="cat"))
-    with pytest.raises(ShapeError, match=r"width 6; got rows of shape \(7,\): pass \(N, 6\)"):
+    with pytest.raises(ShapeError, match=r"width 6; the input has rows of shape \(7,\): pass features"):
         detector.predict(frame.assign(g=1))
     with pytest.raises(DataError, match="hold NaN or inf"):
         detector.predict(frame.assign(a=np.nan))
@@ -293,7 +293,7 @@ def test_images_come_in_every_form(seen, tmp_path):
         (["cat.jpg", 3], r"got int: for features pass one array \(N, D\)"),
         ([[0.5, 1.0]], "got list"),
         ([np.zeros((4, 4, 3))], r"got ndarray float64 \(4, 4, 3\)"),
-        (np.zeros((4, 4, 3)), r"got rows of shape \(4, 3\): pass \(N, 512\), or an image as uint8"),
+        (np.zeros((4, 4, 3)), r"has rows of shape \(4, 3\): pass features of that width, or an image"),
     ],
 )
 def test_bad_images_are_one_line(seen, tmp_path, samples, words):

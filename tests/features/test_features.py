@@ -108,7 +108,7 @@ def test_labels_are_copied():
     [
         (np.ones(3), r"features must be \(N, \.\.\.\); got \(3,\): .*features\[None\]"),
         (np.ones((0, 4)), r"at least one row; got \(0, 4\): "),
-        (np.ones((4, 0)), r"at least one value a row; got \(4, 0\): "),
+        (np.ones((4, 0)), r"at least one value per row; got \(4, 0\): "),
         (np.array([["a"]]), r"real numbers; got <U1: "),
         (np.array([[1j]]), r"real numbers; got complex128: "),
         (np.array([[1e300]]), r"finite in float32; 1 of 1 rows .* row 0: "),
@@ -131,8 +131,8 @@ def test_not_finite_rows_are_counted_and_the_first_is_named(bad, dtype):
 @pytest.mark.parametrize(
     ("labels", "match"),
     [
-        ([0, 1], r"labels must be \(3,\), one a row; got \(2,\): "),
-        ([[0], [1], [2]], r"labels must be \(3,\), one a row; got \(3, 1\): "),
+        ([0, 1], r"labels must be \(3,\), one per row; got \(2,\): "),
+        ([[0], [1], [2]], r"labels must be \(3,\), one per row; got \(3, 1\): "),
         ([0.0, 1.0, 2.0], r"labels must be integers; got float64: "),
         (["a", "b", "c"], r"labels must be integers; got <U1: "),
         ([0, 1, 2], r"labels must lie in 0\.\.1 \(2 classes\); row 2 has 2: "),
@@ -152,7 +152,7 @@ def test_a_stray_label_does_not_make_a_billion_classes():
 @pytest.mark.parametrize(
     ("groups", "match"),
     [
-        ([0, 1], r"groups must be \(3,\), one a row; got \(2,\): "),
+        ([0, 1], r"groups must be \(3,\), one per row; got \(2,\): "),
         ([0, 1, 2], r"\(2 groups\); row 2 has 2: "),
     ],
 )

@@ -1,4 +1,4 @@
-"""Array-likes from outside, checked: features (N, ...), labels and groups (N,)."""
+"""Array-likes that users pass, checked: features (N, ...), labels and groups (N,)."""
 
 from __future__ import annotations
 
@@ -19,31 +19,37 @@ Values = Tensor | ArrayLike
 
 
 def to_numpy(values: Values) -> Array:
-    """Any array-like -> numpy, without a copy where numpy knows the dtype."""
+    """Convert any array-like to NumPy, without a copy if NumPy has the dtype."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     values = values.detach().cpu()
-    known = not values.is_floating_point() or values.dtype in (torch.float16, torch.float32, torch.float64)
-    return (values if known else values.float()).numpy()
+    has_dtype = not values.is_floating_point() or values.dtype in (torch.float16, torch.float32, torch.float64)
+    return (values if has_dtype else values.float()).numpy()
 
 
 def to_float32(rows: Array) -> Tensor:
-    """(n, ...) of any float dtype -> float32 tensor; shares memory where it can."""
+    """(n, ...) of any float dtype -> float32 tensor, sharing memory if possible."""
     if not (rows.flags.writeable and rows.flags.c_contiguous):
-        rows = rows.copy()  # torch warns of read-only arrays and refuses negative strides
+        rows = rows.copy()  # torch warns about read-only arrays and does not take negative strides
     return torch.from_numpy(rows).float()
 
 
 def check_features(features: Values, *, dtype: str = "float32", first: int = 0) -> Array:
-    """(N, ...) -> the same as float16, float32 or float64, every value finite in `dtype`.
+    """Return features (N, ...) as float16, float32 or float64, every value finite in `dtype`.
 
-    `first` is the number that messages give to row 0.
+    Args:
+        features: Any array-like of numbers.
+        dtype: The dtype they will be stored in.
+        first: The number that messages give to row 0.
+
+    Raises:
+        DataError: If they are not numbers (N, ...), or not finite in `dtype`.
     """
     array = to_numpy(features)
     if array.ndim < 2:
         raise DataError(f"features must be (N, ...); got {array.shape}: for one row use features[None]")
     if 0 in array.shape[1:]:
-        raise DataError(f"features need at least one value a row; got {array.shape}: check what made them")
+        raise DataError(f"features need at least one value per row; got {array.shape}: check where they come from")
     if array.dtype not in (np.float16, np.float32, np.float64):
         if array.dtype.kind not in "biuf":
             raise DataError(f"features must be real numbers; got {array.dtype}: convert them to float32")
@@ -53,30 +59,34 @@ def check_features(features: Values, *, dtype: str = "float32", first: int = 0) 
     for start in range(0, len(array), step):
         low, high = torch.aminmax(to_float32(array[start : start + step]))
         if not (-limit <= low and high <= limit):  # NaN compares false
-            _refuse_values(array, limit, first, step)
+            raise _bad_values(array, limit, first, step)
     return array
 
 
-def _refuse_values(array: Array, limit: float, first: int, step: int) -> None:
+def _bad_values(array: Array, limit: float, first: int, step: int) -> DataError:
     chunks = (to_float32(array[start : start + step]) for start in range(0, len(array), step))
     peaks = torch.cat([chunk.flatten(1).abs().amax(1) for chunk in chunks])
     if len(bad := (~peaks.isfinite()).nonzero()):
-        raise DataError(
+        return DataError(
             f"features must be finite in float32; {len(bad)} of {len(array)} rows hold NaN or inf, "
-            f"the first is row {first + int(bad[0])}: remove them or correct what made them"
+            f"the first is row {first + int(bad[0])}: remove them, or check where they come from"
         )
     row = int((peaks > limit).nonzero()[0])
-    raise DataError(f"float16 holds values up to 65504; row {first + row} reaches {peaks[row]:g}: use dtype='float32'")
+    return DataError(f"float16 holds values up to 65504; row {first + row} reaches {peaks[row]:g}: use dtype='float32'")
 
 
 def check_codes(
     kind: str, values: Values, rows: int, names: Sequence[str] | None, *, first: int = 0
 ) -> NDArray[np.int64]:
-    """The "labels" or "groups" (`kind`) of `rows` rows -> (rows,) int64, each the place of a name."""
+    """Return the "labels" or "groups" (`kind`) of `rows` rows as (rows,) int64, each the index of a name.
+
+    Raises:
+        DataError: If they are not one index per row.
+    """
     noun = "classes" if kind == "labels" else "groups"
     codes = to_numpy(values)
     if codes.shape != (rows,):
-        raise DataError(f"{kind} must be ({rows},), one a row; got {codes.shape}: pass those of these rows")
+        raise DataError(f"{kind} must be ({rows},), one per row; got {codes.shape}: pass those of these rows")
     if codes.dtype.kind not in "iu":
         raise DataError(f"{kind} must be integers; got {codes.dtype}: number the {noun} 0, 1, 2, ...")
     limit = MAX_UNNAMED if names is None else len(names)
@@ -89,5 +99,5 @@ def check_codes(
 
 
 def default_names(names: Sequence[str] | None, top: int) -> tuple[str, ...]:
-    """The names given or, for want of them, "0" to str(top)."""
+    """The names, or "0" to str(top) if there are none."""
     return tuple(map(str, range(top + 1) if names is None else names))

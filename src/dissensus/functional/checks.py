@@ -9,7 +9,12 @@ from dissensus._core.errors import DataError, ShapeError
 
 
 def check_logits(logits: Tensor, *, members: int = 1) -> None:
-    """Refuse what is not (M, B, C) of floating point, with M >= `members` and C >= 2 classes."""
+    """Raise if logits are not floating point (M, B, C) with M >= `members` and C >= 2 classes.
+
+    Raises:
+        ShapeError: If the shape is another.
+        DataError: If they are not floating point.
+    """
     shape = tuple(logits.shape)
     if logits.ndim != 3:
         one = logits.ndim == 2
@@ -25,13 +30,13 @@ def check_logits(logits: Tensor, *, members: int = 1) -> None:
 
 
 def check_labels(logits: Tensor, labels: Tensor) -> None:
-    """Refuse labels that are not one class index a sample."""
+    """Raise if labels are not one class index per sample."""
     if labels.shape != logits.shape[1:2]:
-        raise ShapeError(f"labels must be ({logits.shape[1]},), one a sample; got {tuple(labels.shape)}")
+        raise ShapeError(f"labels must be ({logits.shape[1]},), one per sample; got {tuple(labels.shape)}")
     if labels.is_floating_point():
         raise DataError(f"labels must be integer class indices; got {labels.dtype}: use labels.long()")
 
 
 def full_precision(logits: Tensor) -> Tensor:
-    """Float32 for anything narrower; float32 and float64 as they are."""
+    """Convert anything narrower than float32 to float32; keep float32 and float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

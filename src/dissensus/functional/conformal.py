@@ -2,7 +2,7 @@
 
 The p-value of a score s among n calibration scores is (1 + how many are >= s) / (n + 1). For a sample that is
 exchangeable with the calibration samples it is at most `rate` with probability at most `rate`, whatever the score,
-the ensemble and the data: the promise holds for any n, in expectation over calibration sets.
+the ensemble and the data: the guarantee holds for any n, in expectation over calibration sets.
 
 >>> calibrated = Calibrated((torch.arange(99.0),))
 >>> calibrated.thresholds(0.05)
@@ -28,56 +28,57 @@ __all__ = ["Calibrated", "check_rate", "evidence", "needed"]
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Scores of calibration samples, ascending: one tensor for all samples, or one for each predicted class."""
+    """Scores of calibration samples, ascending: one tensor for all samples, or one per predicted class."""
 
     values: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, scores: Tensor, labels: Tensor | None = None, classes: int = 1) -> Calibrated:
-        """Calibrate on scores (n,); with predicted labels (n,), each of the `classes` by itself."""
+        """Calibrate on scores (n,); with predicted labels (n,), separately for each of the `classes`."""
         if labels is None:
             return cls((scores.sort().values,))
         return cls(tuple(scores[labels == c].sort().values for c in range(classes)))
 
     @property
     def count(self) -> int:
-        """How many samples there are in all."""
+        """Number of calibration samples."""
         return sum(map(len, self.values))
 
     @property
     def by_class(self) -> bool:
-        """Whether each predicted class has scores of its own."""
+        """Whether each predicted class is calibrated separately."""
         return len(self.values) > 1
 
     def p_values(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The share of calibration samples, and of the sample itself, that score as high: (B,) -> (B,) float64."""
-        found = torch.full(scores.shape, torch.nan, dtype=torch.float64)
+        """P-values of scores, given predicted labels if calibrated by class: (B,) -> (B,) float64."""
+        p_values = torch.full(scores.shape, torch.nan, dtype=torch.float64)
         for values, rows in self._parts(scores, labels):
             below = torch.searchsorted(values, scores[rows].to(values).contiguous())
-            found[rows] = (1 + len(values) - below).double() / (len(values) + 1)
-        return found
+            p_values[rows] = (1 + len(values) - below).double() / (len(values) + 1)
+        return p_values
 
     def thresholds(self, rate: float) -> Tensor:
-        """Per part, the score above which a p-value is at most `rate`: (1,), or (classes,).
+        """The scores above which a p-value is at most `rate`: (1,), or (classes,).
 
-        A part with too few samples for the rate is refused by `check`.
+        Call `check` first: each needs enough calibration samples.
         """
         return torch.stack([values[len(values) - _allowed(rate, len(values))] for values in self.values])
 
     def check(self, rate: float, names: Sequence[str] = ()) -> None:
-        """Refuse a rate that so few samples cannot promise; `names` are the classes'."""
+        """Raise if there are too few samples for a false-alarm rate; `names` are the classes'."""
         check_rate(rate)
         for number, values in enumerate(self.values):
             if len(values) < needed(rate):
-                of = f" predicted as {names[number]!r}" if self.by_class and names else ""
+                whose = f" predicted as {names[number]!r}" if self.by_class and names else ""
                 remedy = "or calibrate all classes together" if self.by_class else "or allow more false alarms"
+                count = len(values)
                 raise DataError(
-                    f"a false-alarm rate of {rate:g} needs {needed(rate)} calibration samples{of}; got {len(values)}: "
+                    f"a false-alarm rate of {rate:g} needs {needed(rate)} calibration samples{whose}; got {count}: "
                     f"give more, {remedy}"
                 )
 
     def spread(self, rate: float, share: float = 0.9) -> tuple[float, float]:
-        """Where the true false-alarm rate lies for this share of calibration sets of this size, scores without ties."""
+        """Interval of the true false-alarm rate for `share` of calibration sets of this size, without ties."""
         n = min(map(len, self.values))
         k = _allowed(rate, n)
         low, high = stats.beta.interval(share, k, n + 1 - k)
@@ -91,26 +92,26 @@ class Calibrated:
 
 
 def needed(rate: float) -> int:
-    """How many calibration samples a false-alarm rate takes: with fewer, no score could be an alarm."""
+    """Number of calibration samples that a false-alarm rate needs: with fewer, no score could raise an alarm."""
     return math.ceil(round(1 / rate, 9)) - 1
 
 
 def evidence(references: Sequence[Tensor], scores: Sequence[Tensor]) -> Tensor:
-    """Several scores as one, Fisher's: minus the sum of the logarithms of their p-values among `references`.
+    """Combine scores by Fisher's method: minus the sum of the logarithms of their p-values among `references`.
 
-    (n,) ascending and (B,), one pair a score, -> (B,); higher = more OOD. Scores depend on each other, so the sum is
-    no p-value: it is calibrated in its turn, on other samples.
+    (n,) ascending and (B,), one pair per score, -> (B,); higher = more OOD. Scores depend on each other, so the sum is
+    not a p-value: calibrate it again, on other samples.
     """
     parts = [-Calibrated((r,)).p_values(s).log() for r, s in zip(references, scores, strict=True)]
     return torch.stack(parts).sum(0).float()
 
 
 def check_rate(rate: float) -> None:
-    """Refuse a false-alarm rate that is none."""
+    """Raise if a false-alarm rate is not in (0, 1)."""
     if not 0 < rate < 1:
         raise DissensusError(f"the false-alarm rate must lie between 0 and 1; got {rate:g}: try 0.05")
 
 
 def _allowed(rate: float, n: int) -> int:
-    """How many of n calibration samples may lie above the threshold or on it."""
+    """Number of n calibration samples that may lie on or above the threshold."""
     return math.floor(round(rate * (n + 1), 9))

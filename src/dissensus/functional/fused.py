@@ -1,4 +1,4 @@
-"""The same losses in closed form: value and gradient with respect to the logits, without an autograd graph.
+"""Cross-entropy plus A2D in closed form: value and gradient with respect to the logits, without an autograd graph.
 
 Cross-entropy plus weighted A2D over all pairs has, for each member, a gradient of one form:
 `row_scalar * softmax(z)` plus a few scattered entries (at the label and at members' argmaxes). One softmax, a
@@ -21,7 +21,7 @@ from dissensus.functional.checks import full_precision
 
 
 class Fused(NamedTuple):
-    """Value, gradient and what the trainer reports; everything detached."""
+    """Value, gradient and what training reports; everything detached."""
 
     loss: Tensor  # ()
     grad: Tensor  # (M, B, C), d loss / d logits
@@ -34,8 +34,8 @@ class _Pairs(NamedTuple):
     """Gradient of the weighted a2d, in the parts that the closed form needs (R members of the pairs)."""
 
     value: Tensor  # (B,) a2d
-    own: Tensor  # (R, B) row scalar from pairs judged at the member's own argmax
-    other: Tensor  # (R, B) row scalar from pairs judged at another class
+    own: Tensor  # (R, B) row scalar from pairs evaluated at the member's own argmax
+    other: Tensor  # (R, B) row scalar from pairs evaluated at another class
     at_top: Tensor  # (R, B) gradient at the member's own argmax from the `own` pairs, free of cancellation
     spread: Tensor  # (R, B, R) gradient at the other members' argmaxes
 
@@ -54,12 +54,15 @@ def cross_entropy_a2d(
 ) -> Fused:
     """mean CE + sum_n weights_n * a2d_n / total, with its gradient.
 
-    logits (M, B, C); labels (B,), or (M, B) when every member has its own batch, or None for the disagreement
-    alone. `weights` (B,) of the disagreement (None: no disagreement): for SED diversity/2 * hardness.
-    `sample_weight`, of the labels' shape and with mean one over the whole batch, weighs the cross-entropy alone.
-    `label_smoothing` is one number or one a member (M,). `pairs` (R,) are the members that disagree (None: all).
-    `total` is the number of samples the loss is averaged over: B, or more when the batch is spread over processes.
-    `scratch(name, shape, like)` may give memory for the gradient, to be used again by the next call.
+    Args:
+        logits: (M, B, C).
+        labels: (B,), or (M, B) if each member has its own batch, or None for the disagreement alone.
+        weights: (B,), weights of the disagreement, for SED diversity/2 * hardness; None: no disagreement.
+        sample_weight: Weights of the cross-entropy alone, of the labels' shape and with mean one over the whole batch.
+        label_smoothing: One number, or one per member (M,).
+        pairs: (R,), the members that disagree; None: all.
+        total: Number of samples that the loss is averaged over: B, or more if the batch is spread over processes.
+        scratch: scratch(name, shape, like) returns memory for the gradient, which the next call may reuse.
     """
     z = full_precision(logits)
     M, B, C = z.shape
@@ -72,7 +75,7 @@ def cross_entropy_a2d(
     z_top, top = z.max(-1)
     grad = _softmax(z, scratch)
     p_top = grad.gather(-1, top[..., None]).squeeze(-1)
-    # From here on the entry at the argmax is set by hand: as p * scalar it would cancel where p is near 1.
+    # From here on the entry at the argmax is computed separately: p * scalar would cancel where p is near 1.
     grad.scatter_(-1, top[..., None], 0.0)
     rest = grad.sum(-1)
     log_p_top = torch.where(rest < 0.5, torch.log1p(-rest), p_top.log())
@@ -116,20 +119,20 @@ def _embed(values: Tensor, members: Tensor | None, count: int) -> Tensor:
 
 
 def _softmax(z: Tensor, scratch: Callable[[str, tuple[int, ...], Tensor], Tensor] | None) -> Tensor:
-    """The softmax, in the memory layout of z: (M, B, C), or (B, M, C) seen from the side."""
-    sideways = not z.is_contiguous()
-    z = z.transpose(0, 1) if sideways else z
+    """The softmax, in the memory layout of z: (M, B, C), or (B, M, C) transposed."""
+    transposed = not z.is_contiguous()
+    z = z.transpose(0, 1) if transposed else z
     out = torch.empty_like(z) if scratch is None else scratch("softmax", tuple(z.shape), z)
     torch.softmax(z, -1, out=out)
-    return out.transpose(0, 1) if sideways else out
+    return out.transpose(0, 1) if transposed else out
 
 
 def _a2d(softmax: Tensor, top: Tensor, p_top: Tensor, rest: Tensor, weights: Tensor) -> _Pairs:
-    """Closed form of the weighted a2d over all pairs l < m, each judged at y = top_m.
+    """Closed form of the weighted a2d over all pairs l < m, each at y = top_m.
 
     With p = p^m_y, q = p^l_y, s = p(1-q) + q(1-p), u = p(1-q)/s, v = q(1-p)/s, the gradient of -log s is
     (delta_cy - p_c) (pq/s - u) for member m and (delta_cy - q_c) (pq/s - v) for member l.
-    `softmax` is without the entries at the argmaxes, which are `p_top`; `rest` = 1 - p_top sums the others.
+    `softmax` has zeros at the argmaxes, whose probabilities are `p_top`; `rest` = 1 - p_top sums the others.
     """
     R, B, _ = softmax.shape
     ell, m = torch.triu_indices(R, R, offset=1, device=softmax.device)
@@ -163,5 +166,5 @@ def _a2d(softmax: Tensor, top: Tensor, p_top: Tensor, rest: Tensor, weights: Ten
 
 
 def _floor(dtype: torch.dtype) -> float:
-    """The least s: its inverse, times any sensible weight, is still a number."""
+    """The least s: its inverse, times any sensible weight, is still finite."""
     return float(torch.finfo(dtype).tiny ** 0.75)

@@ -57,9 +57,11 @@ _S = TypeVar("_S", bound=Callable[..., Tensor])
 def register(score: _S) -> _S:
     """Add a function of logits to `SCORES` under its own name; returns it checked, upcast and chunked.
 
-    The function is called with float32 or float64 logits (M, b, C), a part of the batch at a time, and must
-    treat each sample by itself: (b,) out. So temporaries stay bounded, however large the logits; these may be
-    memory-mapped.
+    The function is called with float32 or float64 logits (M, b, C), a part of the batch at a time, and must treat
+    samples independently: (b,) out. Temporaries stay bounded however large the logits, which may be memory-mapped.
+
+    Raises:
+        DissensusError: If the name is taken.
     """
     name = score.__name__
 
@@ -146,7 +148,7 @@ def average_energy(logits: Tensor) -> Tensor:
 
 @register
 def average_entropy(logits: Tensor) -> Tensor:
-    """How unsure the members are, each by itself: mean_m H(p^m).
+    """How unsure the members are, on average: mean_m H(p^m).
 
     (M, B, C) -> (B,), within [0, log C]; blind to disagreement between members that are sure.
     """
