@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
 
 from dissensus import __version__
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DissensusError, UnknownNameError
 
 Arguments = Mapping[str, Mapping[str, Any]]  # name -> how to parse it
 
@@ -35,6 +35,10 @@ class Parser(ArgumentParser):
 
     def _plainly(self, text: str) -> str:
         """jsonargparse speaks of Python types and parser keys; a user knows flags and values."""
+        if choice := re.match(r"argument (\w+): invalid choice: '(.*)' \(choose from (.*)\)$", text):
+            return _unknown("command" if choice[1] == "verb" else "list", choice[2], choice[3])
+        if choice := re.match(r'Parser key "([^"]+)": Expected a typing.Literal\[(.*?)\].*Got value: (.*?)\.?$', text):
+            return _unknown(f"--{choice[1].replace('_', '-')}", choice[3], choice[2])
         if wrong := re.match(r'Parser key "([^"]+)": .*(?:Given value|Got value): (.*?)\.?$', text):
             return f"--{wrong[1].replace('_', '-')} cannot be {wrong[2]!r}"
         if missing := re.match(r"the following arguments are required: (.*)$", text):
@@ -43,6 +47,11 @@ class Parser(ArgumentParser):
             near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
             return text + (f"; did you mean {near[0].replace('_', '-')}?" if near else "")
         return text
+
+
+def _unknown(kind: str, name: str, choices: str) -> str:
+    """Suggest the nearest of quoted choices, separated by commas."""
+    return str(UnknownNameError(kind, name, re.findall(r"'([^']*)'", choices)))
 
 
 def build(verbs: Mapping[str, Verb]) -> ArgumentParser:
