@@ -11,7 +11,8 @@ import torch
 from dissensus import suites
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli import main
-from dissensus.evaluation.outcomes import Curve, Example, Outcome
+from dissensus.evaluation.examples import Example
+from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
@@ -172,7 +173,9 @@ def test_best_values_text_and_json():
     assert "three (paper)" in table.text()
     assert "| two | **2.000** | **25.0 ± 0.0** | 7.000 |" in table.markdown()
     curve = Curve("c", "x", "y", (1.0, 2.0), {"line": (Value(1.0), None)})
-    example = Example("data:image/png;base64,", "cat", "dog", ("2 x dog",), 1.5, "id/7")
+    example = Example(
+        picture="data:image/png;base64,", place="id/7", truth="cat", answer="dog", votes=("dog", "dog"), pds=1.5
+    )
     outcome = Outcome(
         study="s", paper="Table 0", suite="tiny", summary="all", tables=(table,), curves=(curve,),
         examples={"most": (example,)}, notes=("n",),

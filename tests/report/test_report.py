@@ -23,7 +23,8 @@ from dissensus.cli import report as verb
 from dissensus.cli.parser import Verb
 from dissensus.evaluation import saved
 from dissensus.evaluation._evaluate import measure, predict_sets
-from dissensus.evaluation.outcomes import Curve, Example, Outcome
+from dissensus.evaluation.examples import Example
+from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.features import FeatureSet
@@ -100,7 +101,7 @@ def outcome(suite: str = "blobs") -> Outcome:
         "bma": (Value(0.7), None, Value(0.6)),
     }
     curve = Curve("AUROC against lambda", "lambda", "AUROC", (0, 0.1, 5), lines)
-    example = Example("", "cat", "dog", ("2 x dog", "1 x cat"), 1.8, "far/3")
+    example = Example(picture="", place="far/3", truth="cat", answer="dog", votes=("dog", "cat", "dog"), pds=1.8)
     return Outcome(
         study="diversity-weight", paper="Figure 4", suite=suite, summary="A study.", tables=(table,), curves=(curve,),
         examples={"far: most": (example,)},

@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits, load_sample_images
 from dissensus import Detector, Ensemble, FeatureSet, ImageSet, backbones, fit
 from dissensus._core.errors import DataError
 from dissensus.cli import main
-from dissensus.evaluation.saved import Example
+from dissensus.evaluation.examples import Example
 from dissensus.features._extract import extract
 from dissensus.images.thumbnails import thumbnail
 from dissensus.models import tails
@@ -253,9 +253,7 @@ def test_examples_of_a_folder(place, tmp_path):
 
 
 def test_saved_examples_are_as_small_as_they_were(scans):
-    example = Example(
-        picture=thumbnail(scans.image(3)), name="3", row=3, label=3, prediction=3, confidence=1.0, votes=(3,), pds=1.0
-    )
+    example = Example(picture=thumbnail(scans.image(3)), place="id/3", truth="3", answer="3", votes=("3",), pds=1.0)
     made = examples._of_evaluation(example, "id")
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(made.data))), np.asarray(scans.image(3)))
 

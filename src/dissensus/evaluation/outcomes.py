@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 
 from dissensus._core import documents
 from dissensus._core.documents import Document, Part
+from dissensus.evaluation.examples import Example
 from dissensus.evaluation.tables import Column, Row, Table, Value
 
 FORMAT = "dissensus-study-1"
@@ -35,25 +36,6 @@ class Curve:
         columns = tuple(Column(self.y_name, name, better="") for name in self.lines)
         rows = [Row((f"{x:g}",), tuple(values[i] for values in self.lines.values())) for i, x in enumerate(self.x)]
         return Table(self.title, (self.x_name,), columns, tuple(rows))
-
-
-@dataclass(frozen=True)
-class Example:
-    """One image with what the ensemble and its members predict; the picture is a data: address."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
-
-    picture: str
-    truth: str
-    answer: str
-    votes: tuple[str, ...]
-    score: float
-    place: str  # which set and which image
-
-    @property
-    def line(self) -> str:
-        """In words."""
-        return f"{self.place}: {self.truth}; ensemble {self.answer}; members {', '.join(self.votes)}"
 
 
 class Outcome(Document):
@@ -93,7 +75,7 @@ class Outcome(Document):
         parts = [textwrap.fill(f"{self.study} ({self.paper}) on {self.suite}: {self.summary}", width) + "\n"]
         parts += [table.text(width) for table in self.every_table]
         for heading, examples in self.examples.items():
-            lines = [f"{e.score:7.3f}  {e.line}" for e in examples]
+            lines = [f"{e.pds:7.3f}  {e.line}" for e in examples]
             filled = [textwrap.fill(line, width, subsequent_indent=" " * 9) for line in lines]
             parts.append("\n".join([heading, "", *filled]) + "\n")
         return "\n".join([*parts, *(textwrap.fill(note, width) for note in self.notes)])
@@ -104,7 +86,7 @@ class Outcome(Document):
         for table in self.every_table:
             parts += [f"**{table.title}**", table.markdown()]
         for heading, examples in self.examples.items():
-            parts += [f"**{heading}**", "\n".join(f"- {e.line}; PDS {e.score:.3f}" for e in examples)]
+            parts += [f"**{heading}**", "\n".join(f"- {e.line}; PDS {e.pds:.3f}" for e in examples)]
         return "\n\n".join([*parts, *self.notes]) + "\n"
 
     def latex(self) -> str:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,15 +165,9 @@ class Results:
     def by_aggregate(self) -> Table:
         """Accuracy of every aggregate."""
         names = [name for name in dict.fromkeys(self.frame["aggregate"]) if name]
-        families = self.families(*LABELLED)
-        columns = tuple(Measure("accuracy", family).column for family in families)
-        rows = tuple(
-            Row((row, name), tuple(self.accuracy(row, family, name) for family in families))
-            for row in self.rows
-            for name in names
-        )
         note = "prediction: mean logits; oracle: the best member, chosen with the labels of the test set."
-        return Table("Ways to join the members", ("method", "aggregate"), columns, rows, note).without_blanks()
+        measures = {name: [Measure("accuracy", f, name) for f in self.families(*LABELLED)] for name in names}
+        return self._crossed("Ways to join the members", "aggregate", measures, note)
 
     def detection(self, score: str) -> Table:
         """Every detection metric of one score, beside the id accuracy."""
@@ -185,19 +179,29 @@ class Results:
 
     def by_score(self, names: Sequence[str]) -> Table:
         """AUROC of every score."""
-        families = self.families(*DETECTED)
-        columns = tuple(Measure("auroc", family).column for family in families)
+        measures = {name: [Measure("auroc", f, score=name) for f in self.families(*DETECTED)] for name in names}
+        return self._crossed("All scores", "score", measures)
+
+    def _crossed(self, title: str, head: str, measures: Mapping[str, Sequence[Measure]], note: str = "") -> Table:
+        """One table row for every row and name; `measures` by name."""
         rows = tuple(
-            Row((row, name), tuple(self.auroc(row, family, name) for family in families))
+            Row((row, name), tuple(self._cell(row, measure) for measure in own))
             for row in self.rows
-            for name in names
+            for name, own in measures.items()
         )
-        return Table("All scores", ("method", "score"), columns, rows).without_blanks()
+        columns = tuple(measure.column for measure in next(iter(measures.values()), ()))
+        return Table(title, ("method", head), columns, rows, note).without_blanks()
 
     def by_diversity(self) -> Table:
         """How many classes the members predict for a sample."""
         note = "Neither high nor low is good by itself: low on id and high elsewhere is."
         return self.table("Diversity: classes predicted per sample", self._diversity(), note=note).without_blanks()
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
 
 
 def write(frame: pd.DataFrame, path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import pandas as pd
-import torch
 from pydantic import field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -24,30 +23,15 @@ from dissensus._core.errors import RunError
 from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation import results
 from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
+from dissensus.evaluation.examples import Example, find_examples
 from dissensus.evaluation.predictions import Predictions
 from dissensus.evaluation.suite import Role, SuiteSet
 from dissensus.features import FeatureSet
-from dissensus.images import BadImage
-from dissensus.images.thumbnails import thumbnail
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
 
 FOLDER, DOCUMENT = "evaluation", "evaluation.json"
-EXAMPLES = 6  # images of a set with the highest PDS, and as many with the lowest
 AGAIN = "evaluate the run again"
-
-
-class Example(Part):
-    """One image and its predictions: classes by number, votes by member."""
-
-    picture: str
-    name: str
-    row: int
-    label: int | None
-    prediction: int
-    confidence: float
-    votes: tuple[int, ...]
-    pds: float
 
 
 class SavedSet(Part):
@@ -169,7 +153,7 @@ def save(
         path.unlink(missing_ok=True)
         if s.name in predictions:
             _save_predictions(path, predictions[s.name])
-            examples = find_examples(s, predictions[s.name])
+            examples = find_examples(s, predictions[s.name], classes)
         saved.append(
             SavedSet(name=s.name, role=s.role, family=s.family or s.name, count=len(s.features), examples=examples)
         )
@@ -207,36 +191,3 @@ def load(run: Path) -> Evaluation:
     return Evaluation(
         documents.read(EvaluationDocument, folder / DOCUMENT), results.read(folder / "results.csv"), folder
     )
-
-
-def find_examples(s: SuiteSet, predictions: Predictions) -> dict[str, tuple[Example, ...]]:
-    """The images of a set that members differ on "most" and "least" by PDS; {} if its images are not known."""
-    if s.images is None:
-        return {}
-    order = predictions.scores["pds"].argsort(stable=True)
-    chosen = {"most": order.flip(0)[:EXAMPLES], "least": order[:EXAMPLES]}
-    return {heading: tuple(_example(s, predictions, int(row)) for row in rows) for heading, rows in chosen.items()}
-
-
-def _example(s: SuiteSet, predictions: Predictions, row: int) -> Example:
-    assert s.images is not None
-    try:
-        picture = thumbnail(s.images.image(row))
-    except BadImage:  # it was readable when features were extracted
-        picture = ""
-    return Example(
-        picture=picture,
-        name=s.images.names[row],
-        row=row,
-        label=None if predictions.labels is None else int(predictions.labels[row]),
-        prediction=int(predictions.prediction[row]),
-        confidence=round(float(predictions.confidence[row]), 4),
-        votes=tuple(predictions.votes[:, row].tolist()),
-        pds=round(float(predictions.scores["pds"][row]), 4),
-    )
-
-
-def votes_in_words(votes: Sequence[int], classes: Sequence[str]) -> list[str]:
-    """Members' votes, the most frequent class first: 3 x dog, 2 x cat."""
-    counts = torch.bincount(torch.as_tensor(votes), minlength=len(classes))
-    return [f"{int(counts[i])} x {classes[int(i)]}" for i in counts.argsort(descending=True) if counts[i] > 0]

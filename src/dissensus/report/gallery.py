@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dissensus.evaluation.outcomes import Example
+from dissensus.evaluation.examples import Example
 from dissensus.evaluation.saved import EvaluationDocument
-from dissensus.evaluation.saved import Example as Saved
 from dissensus.report.sources import EvaluatedRun
 
 PICTURE = re.compile(r"data:image/(png|jpeg|webp);base64,[A-Za-z0-9+/=]+")
@@ -20,16 +18,10 @@ HEADINGS = {"most": "members differ most", "least": "members differ least"}
 
 @dataclass(frozen=True)
 class Tile:
-    """One image and its predictions; `picture` is its number in the album."""
+    """An example on the page; `picture` is the number of its picture in the album."""
 
     picture: int | None
-    truth: str
-    answer: str
-    right: bool | None
-    votes: tuple[str, ...]
-    members: tuple[str, ...]
-    score: float
-    place: str
+    example: Example
 
 
 @dataclass
@@ -38,6 +30,10 @@ class Album:
 
     pictures: list[str] = field(default_factory=list)
     _places: dict[str, int] = field(default_factory=dict)
+
+    def tiles(self, examples: Sequence[Example]) -> list[Tile]:
+        """Tiles of examples, with their pictures added."""
+        return [Tile(self.add(e.picture), e) for e in examples]
 
     def add(self, picture: str) -> int | None:
         """The picture's number; None if it is not a picture."""
@@ -66,33 +62,13 @@ def _of_run(about: EvaluationDocument, album: Album, count: int) -> dict[str, li
     tiles: dict[str, list[Tile]] = {}
     for family in dict.fromkeys(s.family for s in about.sets):
         for kind, words in HEADINGS.items():
-            examples = [(s.name, e) for s in about.sets if s.family == family for e in s.examples.get(kind, ())]
-            examples.sort(key=lambda pair: pair[1].pds, reverse=kind == "most")
+            examples = [e for s in about.sets if s.family == family for e in s.examples.get(kind, ())]
+            examples.sort(key=lambda e: e.pds, reverse=kind == "most")
             if examples:
-                tiles[f"{family}: {words}"] = [_tile(name, e, about.classes, album) for name, e in examples[:count]]
+                tiles[f"{family}: {words}"] = album.tiles(examples[:count])
     return tiles
 
 
-def _tile(name: str, e: Saved, classes: Sequence[str], album: Album) -> Tile:
-    def word(number: int) -> str:
-        return classes[number] if 0 <= number < len(classes) else str(number)
-
-    members = [word(vote) for vote in e.votes]
-    return Tile(
-        album.add(e.picture),
-        "none of these classes" if e.label is None else word(e.label),
-        word(e.prediction),
-        None if e.label is None else e.label == e.prediction,
-        tuple(f"{name}\u00a0\u00d7{count}" for name, count in Counter(members).most_common()),
-        tuple(members),
-        e.pds,
-        f"{name}/{e.name}",
-    )
-
-
 def of_study(examples: Mapping[str, Sequence[Example]], album: Album) -> dict[str, list[Tile]]:
-    """Tiles of a study's examples."""
-    return {
-        heading: [Tile(album.add(e.picture), e.truth, e.answer, None, e.votes, (), e.score, e.place) for e in group]
-        for heading, group in examples.items()
-    }
+    """Heading -> tiles of a study's examples."""
+    return {heading: album.tiles(group) for heading, group in examples.items()}

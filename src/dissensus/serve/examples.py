@@ -13,6 +13,7 @@ from PIL import Image, ImageChops
 
 from dissensus._core.errors import DataError
 from dissensus.evaluation import saved
+from dissensus.evaluation.examples import Example as Saved
 from dissensus.images import BadImage, decode, walk
 from dissensus.images.thumbnails import PIXELS
 
@@ -76,11 +77,11 @@ def _readable(paths: Iterator[str]) -> Iterator[Example]:
         yield Example(Path(path).name, Path(path).stem, data, picture)
 
 
-def _of_evaluation(example: saved.Example, caption: str) -> Example:
+def _of_evaluation(example: Saved, caption: str) -> Example:
     picture = decode(base64.b64decode(example.picture.partition(",")[2]))
     file = io.BytesIO()
     _native(picture).save(file, "PNG")
-    return Example(f"{caption} {Path(example.name).name}", caption, file.getvalue(), picture)
+    return Example(f"{caption} {Path(example.place).name}", caption, file.getvalue(), picture)
 
 
 def _native(picture: Image.Image) -> Image.Image:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.registry import Registry
-from dissensus.evaluation.outcomes import Curve, Example, Outcome
+from dissensus.evaluation.examples import Example
+from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.tables import Table
 from dissensus.experiments import paper
 from dissensus.experiments.studies import ablations

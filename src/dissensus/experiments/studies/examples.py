@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dissensus.evaluation.outcomes import Example
+from dissensus.evaluation.examples import Example, find_examples
 from dissensus.evaluation.predictions import predict
-from dissensus.evaluation.saved import find_examples, votes_in_words
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.models.ensemble import Ensemble
@@ -16,21 +15,11 @@ def examples(lab: Lab) -> dict[str, tuple[Example, ...]]:
     suite = lab.suite()
     frame = lab.run([Trial("sed-a2d", "sed-a2d")])
     ensemble = Ensemble.load(Run.open(frame["run"].iloc[0]).ensemble_folder)
-    classes, examples = suite.train.classes, dict[str, tuple[Example, ...]]()
+    examples: dict[str, tuple[Example, ...]] = {}
     for s in _shown(suite):
         predictions = predict(ensemble, s.features, ["pds"], labelled=s.role != "ood", subset=s.subset)
-        for heading, chosen in find_examples(s, predictions).items():
-            examples[f"{s.name}: {heading} divergent"] = tuple(
-                Example(
-                    picture=e.picture,
-                    truth="none of these classes" if e.label is None else classes[e.label],
-                    answer=classes[e.prediction],
-                    votes=tuple(votes_in_words(e.votes, classes)),
-                    score=e.pds,
-                    place=f"{s.name}/{e.name}",
-                )
-                for e in chosen
-            )
+        chosen = find_examples(s, predictions, suite.train.classes)
+        examples |= {f"{s.name}: {heading} divergent": images for heading, images in chosen.items()}
     return examples
 
 
