@@ -62,7 +62,7 @@ def evaluate_runs(
 
     from dissensus.cli import inputs
     from dissensus.evaluation import results, saved
-    from dissensus.evaluation._naming import name_runs
+    from dissensus.evaluation.naming import name_runs
     from dissensus.evaluation.suite import Role
     from dissensus.functional import aggregates, scores
     from dissensus.models.ensemble import Ensemble

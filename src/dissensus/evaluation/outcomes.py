@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 
 from dissensus._core import documents
 from dissensus._core.documents import Document, Part
+from dissensus._core.errors import ShapeError
 from dissensus.evaluation.examples import Example
 from dissensus.evaluation.tables import Column, Row, Table, Value
 
@@ -30,6 +31,11 @@ class Curve:
     y_name: str
     x: tuple[float, ...]
     lines: Mapping[str, tuple[Value | None, ...]]
+
+    def __post_init__(self) -> None:
+        for name, values in self.lines.items():
+            if len(values) != len(self.x):
+                raise ShapeError(f"a line needs one value per x, {len(self.x)}; {name} has {len(values)}: add the others")
 
     def table(self) -> Table:
         """The same as a table, one row per x."""

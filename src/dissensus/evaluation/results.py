@@ -15,7 +15,7 @@ import pandas as pd
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation._evaluate import ABOUT, COLUMNS
-from dissensus.evaluation._naming import name_runs
+from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional import metrics
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pandas as pd
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -40,7 +40,7 @@ class SavedSet(Part):
     name: str
     role: Role
     family: str
-    count: int
+    count: Annotated[int, Field(ge=1, le=2**40)]
     examples: dict[str, tuple[Example, ...]]
 
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from dissensus._core.documents import Part
-from dissensus._core.errors import UnknownNameError
+from dissensus._core.errors import ShapeError, UnknownNameError
 from dissensus.evaluation import _rendering
 from dissensus.functional.metrics import Better
 
@@ -39,7 +39,7 @@ class Value:
 
     mean: float
     deviation: float = 0.0
-    count: int = 1
+    count: Annotated[int, Field(ge=1, le=2**40)] = 1
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Value | None:
@@ -68,7 +68,7 @@ class Column:
     name: str
     better: Better = "higher"
     percent: bool = False
-    digits: int = 3
+    digits: Annotated[int, Field(ge=0, le=12)] = 3
 
     @property
     def title(self) -> str:
@@ -114,6 +114,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if (len(row.names), len(row.cells)) != (len(self.heads), len(self.columns)):
+                raise ShapeError(
+                    f"every row needs {len(self.heads)} names and {len(self.columns)} cells; row {row.names} has "
+                    f"{len(row.names)} and {len(row.cells)}: give one per heading and per column"
+                )
 
     def best(self) -> set[tuple[int, int]]:
         """Places (row, column) of the best value of each column, ties included, among rows measured here."""

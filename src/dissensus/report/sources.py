@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus.evaluation import saved
-from dissensus.evaluation._naming import name_runs
+from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.outcomes import Outcome
 from dissensus.evaluation.saved import Evaluation
 from dissensus.training import methods
