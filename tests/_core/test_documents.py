@@ -48,6 +48,13 @@ def test_what_is_written_is_read(tmp_path):
     assert documents.read(Sample, tmp_path / "a.json") == GOOD
 
 
+def test_text_that_is_not_unicode_is_one_line(tmp_path):
+    with pytest.raises(RunError, match="names must be Unicode") as caught:
+        documents.write(tmp_path / "a.json", Sample(share=0.5, entries=(Entry(name="caf\udce9", rows=3),)))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a.json").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import replacing
@@ -49,9 +50,19 @@ class Document(Part):
 
 
 def write(path: Path, document: Document) -> None:
-    """Write a document as indented JSON, atomically."""
+    """Write a document as indented JSON, atomically.
+
+    Raises:
+        DissensusError: Of class `document.error`, if it cannot be written, or holds text that is not Unicode.
+    """
+    try:
+        text = document.model_dump_json(indent=2)
+    except PydanticSerializationError as error:
+        raise document.error(
+            f"cannot write {path}: names must be Unicode; {error}: rename the file or class"
+        ) from error
     with replacing(path) as temporary:
-        temporary.write_text(document.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:

@@ -47,6 +47,8 @@ def calibrate(
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar when stderr is a terminal.
     """
+    from tabulate import tabulate
+
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
     from dissensus.detection.threshold import score_names
@@ -70,10 +72,10 @@ def calibrate(
     assert detector.threshold is not None
     limits = detector.threshold.calibrated.thresholds(rate)
     if by_class:
-        width = max(map(len, detector.classes))
-        for name, limit, values in zip(detector.classes, limits, detector.threshold.calibrated.values, strict=True):
-            print(f"{name.ljust(width)}  out above {limit:.4g}  (n = {len(values):,})")
+        counts = [f"(n = {len(values):,})" for values in detector.threshold.calibrated.values]
+        rows = zip(detector.classes, (f"out above {limit:.4g}" for limit in limits), counts, strict=True)
+        print(tabulate(rows, tablefmt="plain", disable_numparse=True))
     else:
         print(f"{detector.threshold.name}: out above {float(limits[0]):.5g}")
     say(detector.threshold.promise)
-    say(f"judge images with: dissensus predict {shlex.quote(run)} IMAGES...")
+    say(f"predict images with: dissensus predict {shlex.quote(run)} IMAGES...")

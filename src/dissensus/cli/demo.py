@@ -11,12 +11,12 @@ PLAIN: Arguments = {}
 
 
 def demo(out: str = "runs/demo", seed: int = 0, member_epochs: int | None = None, progress: bool = True) -> None:
-    """Run the whole job on the embedded digits: train every method, judge, print a table, write a report.
+    """Run the whole job on the embedded digits: train every method, evaluate, print a table, write a report.
 
-    Needs no data and no network. A second call finds the trained ensembles and only judges them again.
+    Needs no data and no network. A second call finds the trained ensembles and only evaluates them again.
 
     Args:
-        out: folder for results.csv, report.html, the features and one run folder a method.
+        out: folder for results.csv, report.html, the features and one run folder per method.
         seed: decides splits, initial weights and batches.
         member_epochs: passes over the training set per member, instead of the suites' own number.
         progress: show progress bars when stderr is a terminal.

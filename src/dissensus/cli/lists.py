@@ -12,6 +12,7 @@ LISTS = (
     "methods",
     "scores",
     "aggregates",
+    "metrics",
     "suites",
     "studies",
     "tails",
@@ -27,13 +28,15 @@ def list_(what: str) -> None:
     """Say what there is to choose from, a line each.
 
     Args:
-        what: backbones, methods, scores, aggregates, suites, studies, tails, corruptions, engines or exports.
+        what: backbones, methods, scores, aggregates, metrics, suites, studies, tails, corruptions, engines or exports.
     """
+    from tabulate import tabulate
+
     from dissensus import backbones, suites
     from dissensus.backbones import engines
     from dissensus.experiments import studies
     from dissensus.export import EXPORTS
-    from dissensus.functional import aggregates, scores
+    from dissensus.functional import aggregates, metrics, scores
     from dissensus.images import corruptions
     from dissensus.models import tails
     from dissensus.training import methods
@@ -43,6 +46,7 @@ def list_(what: str) -> None:
         "methods": lambda: {name: method.summary for name, method in methods.METHODS.items()},
         "scores": lambda: _first_lines(scores.SCORES),
         "aggregates": lambda: {name: a.summary for name, a in aggregates.AGGREGATES.items()},
+        "metrics": lambda: {name: metric.summary for name, metric in metrics.METRICS.items()},
         "suites": lambda: {name: suites.summary(name) for name in suites.SUITES},
         "studies": lambda: {name: f"{s.paper}: {s.summary}" for name, s in studies.STUDIES.items()},
         "tails": lambda: (
@@ -53,10 +57,7 @@ def list_(what: str) -> None:
         "engines": lambda: _first_lines(engines.ENGINES),
         "exports": lambda: _first_lines(EXPORTS),
     }
-    lines = makers[what]()
-    width = max(map(len, lines))
-    for name, text in lines.items():
-        print(f"{name.ljust(width)}  {text}")
+    print(tabulate(makers[what]().items(), tablefmt="plain", disable_numparse=True))
 
 
 def _first_lines(table: Mapping[str, Any]) -> dict[str, str]:

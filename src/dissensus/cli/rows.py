@@ -25,7 +25,7 @@ def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int
 
     if any(inputs.is_features(path) for path in paths):
         if len(paths) > 1:
-            raise DissensusError(f"features are judged one folder at a time; got {len(paths)} paths: give one")
+            raise DissensusError(f"features are predicted one folder at a time; got {len(paths)} paths: give one")
         yield from detector.predict(inputs.find_features(paths[0])[0])
         return
     if "-" in paths and len(paths) > 1:

@@ -53,7 +53,7 @@ def run(
     num_nodes: int = 1,
     precision: str = "32-true",
 ) -> None:
-    """Do the whole job on a suite: extract what is missing, train methods, judge them, print a table, write a report.
+    """Do the whole job on a suite: extract what is missing, train and evaluate methods, print a table, write a report.
 
     Killed or stopped, the same command goes on. How long and how fast to train is the suite's to say, unless given.
 

@@ -25,20 +25,20 @@ def suite(action: str, name: str, root: str = ".") -> None:
         name: a suite of images, or a YAML file.
         root: the folder that holds the images.
     """
+    from tabulate import tabulate
+
     from dissensus import suites
     from dissensus.suites import _locate
 
     recipe = suites.recipe(name, Path(root))
     statuses = _locate.check(recipe, Path(root))
-    rows = [("set", "role", "where", "images", "classes", "")]
+    rows = []
     for s in statuses:
         count = f"{s.images:,}" + (f" x {s.sets}" if s.sets > 1 else "") if s.images else "-"
         state = s.state if not s.text else f"{s.state}: {s.text}" if s.state != "found" else f"found, but {s.text}"
         rows.append((s.name, s.role, s.place, count, str(s.classes or "-"), state))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print(f"{recipe.name}: {recipe.summary}\n")
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    heads = ("set", "role", "where", "images", "classes", "state")
+    print(f"{recipe.name}: {recipe.summary}\n\n{tabulate(rows, heads, disable_numparse=True)}")
     missing = [s.name for s in statuses if s.state == "missing" and s.role in _locate.REQUIRED]
     unusable = [s.name for s in statuses if s.state == "unusable"]
     if missing or unusable:

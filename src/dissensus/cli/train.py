@@ -110,5 +110,5 @@ def train(
         )  # fmt: skip
     if fabric.is_global_zero:
         how = "--id FEATURES --ood NAME=FEATURES" if suite is None else f"--suite {features}"
-        say(f"trained {count} members by {method}; judge them with: dissensus evaluate {shlex.quote(out)} {how}")
+        say(f"trained {count} members by {method}; evaluate them with: dissensus evaluate {shlex.quote(out)} {how}")
         print(out)

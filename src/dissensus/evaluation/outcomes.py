@@ -35,7 +35,9 @@ class Curve:
     def __post_init__(self) -> None:
         for name, values in self.lines.items():
             if len(values) != len(self.x):
-                raise ShapeError(f"a line needs one value per x, {len(self.x)}; {name} has {len(values)}: add the others")
+                raise ShapeError(
+                    f"a line needs one value per x, {len(self.x)}; {name} has {len(values)}: add the others"
+                )
 
     def table(self) -> Table:
         """The same as a table, one row per x."""

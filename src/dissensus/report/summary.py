@@ -118,7 +118,7 @@ class Summary:
         results, inside, caveats = self.results, self.results.inside, []
         if results.families("shift", "ood"):
             caveats.append(
-                f"The threshold is the {1 - FALSE_ALARMS:.0%} quantile of the score on {inside}, the test set itself. So "
+                f"The threshold is the {1 - FALSE_ALARMS:.0%} quantile of the score on {inside}, the test set itself: "
                 "the shares caught are slightly optimistic: in use it is set on samples of your own."
             )
         far = []
