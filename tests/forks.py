@@ -16,9 +16,7 @@ import torch
 torch.set_num_threads(1)
 import torch.distributed
 from dissensus import backbones
-from dissensus._core import locks
-from dissensus.backbones import engines
-from dissensus.features import _extract, encoder, extraction, loader, writer
+from dissensus.features import _extract, writer
 from dissensus.cli import inputs, main
 backbones.create("test_vit", "random", size=32)
 warnings.simplefilter("error")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import filelock._unix
 import pytest
 
 from dissensus._core.errors import RunError
@@ -32,6 +33,22 @@ def test_another_process_is_refused_until_the_first_ends(tmp_path):
         holder.wait()
     with locked(path):
         assert path.exists()
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a held file cannot be removed")
+def test_a_lock_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, monkeypatch):
+    path, original, calls = tmp_path / "a.lock", filelock._unix._lock_fd_nonblocking, []
+
+    def removed(descriptor):
+        calls.append(None)
+        if len(calls) == 1:
+            path.unlink()
+        return original(descriptor)
+
+    monkeypatch.setattr(filelock._unix, "_lock_fd_nonblocking", removed)
+    with locked(path), pytest.raises(RunError, match="is being written"), locked(path, wait=0):
+        pass
     assert not path.exists()
 
 

@@ -112,7 +112,7 @@ def test_list(what, capsys):
     ("arguments", "message"),
     [
         (["train", "digitz", "--out", "{}/run"], "did you mean 'digits'"),
-        (["train", "{}/nowhere", "--out", "{}/run"], "nowhere is none: check the path"),
+        (["train", "{}/nowhere", "--out", "{}/run"], "nowhere is not: check the path"),
         (["train", "digits", "--out", "{}/run", "--method", "sed-a2dd"], "unknown method 'sed-a2dd': did you mean"),
         (["train", "digits", "--out", "{}/run", "--tail", "lin"], "unknown tail 'lin': did you mean 'linear'"),
         (["train", "digits", "--out", "{}/run", "--active", "9"], "active=9 with members=5"),

@@ -110,7 +110,7 @@ def test_a_tar_with_twenty_bad_images(tmp_path, capsys):
     assert {name: (tmp_path / "f" / name).stat().st_mtime_ns for name in kept} == kept
     assert names(tmp_path / "f") == ["bad.tsv", "index.json", *(f"shard-{i:05}.safetensors" for i in range(10))]
     assert (
-        "every image must be readable; b/000.png is not (truncated): mend it, or leave out --strict"
+        "every image must be readable; b/000.png is not (truncated): fix it, or leave out --strict"
         in run(capsys, *given, "--strict", "--out", tmp_path / "g")[2]
     )
 
@@ -132,7 +132,7 @@ def test_impossible_shares(text, tree, tmp_path, capsys):
         (["--engine", "steam"], "--engine cannot be 'steam'"),
         (["--devices", 0], "devices and num_nodes must be at least 1; got devices=0"),
         (["--out", ""], "images and --out must name something"),
-        (["--classes-of", "nowhere"], "features are a folder; nowhere is none"),
+        (["--classes-of", "nowhere"], "features are a folder; nowhere is not"),
         (["--base", "."], "base"),
     ],
 )

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dissensus import backbones
 from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus._core.locks import Lock
+from dissensus._core.locks import locked
 from dissensus._core.random import mix
 from dissensus.backbones import engines
 from dissensus.features import FeatureSet
@@ -242,7 +242,7 @@ def test_strict_names_the_first_bad_image(workers, backbone, tmp_path):
     images = some_bad(tmp_path / "tree")
     options = {"workers": workers, "progress": False}
     with data_refused(
-        r"every image must be readable; cat/04.png is not \(not an image\): mend it, or leave out --strict"
+        r"every image must be readable; cat/04.png is not \(not an image\): fix it, or leave out --strict"
     ):
         extract(images, backbone, tmp_path / "f", strict=True, max_bad=1, **options)
     assert not (tmp_path / "f").exists()
@@ -292,7 +292,7 @@ def test_an_image_that_breaks_between_passes_is_told_and_then_left_out(backbone,
 
     monkeypatch.setattr(ImageSet, "image", breaking)
     options = {"augment": 2, "max_bad": 0.1, "shard_images": 10, "batch_size": 5, **QUICK}
-    with data_refused("readable in all passes or in none; cat/02.png was in some only.*: give the same command again"):
+    with data_refused("readable in all passes or in none; cat/02.png was in some only.*: run the same command again"):
         extract(images, backbone, tmp_path / "f", **options)
     reads.extend([0] * 100)
     seen = counted(monkeypatch)
@@ -374,7 +374,7 @@ def test_a_finished_folder_is_returned_at_once(backbone, tmp_path, monkeypatch):
 def test_a_finished_folder_may_be_read_only(backbone, tmp_path, monkeypatch):
     images = pictures(4)
     extract(images, backbone, tmp_path / "f", **QUICK)
-    monkeypatch.setattr("dissensus.features.extraction.Lock", None)  # what would write; root may write anywhere
+    monkeypatch.setattr("dissensus.features.store.locked", None)  # what would write; root may write anywhere
     assert len(extract(images, backbone, tmp_path / "f", **QUICK)) == 4
 
 
@@ -448,26 +448,33 @@ def test_foreign_files_are_refused_and_not_touched(name, backbone, tmp_path):
     assert files(tmp_path / "f") == {name: b"mine"}
 
 
-@pytest.mark.parametrize("name", ["shard-00000.safetensors", "index.json.partial", "index.json", "plan.json"])
-def test_half_written_folders_are_refused_and_not_touched(name, backbone, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("shard-00000.safetensors", "is half-written: delete it first"),
+        ("index.json", r"index\.json is damaged or of another version, input should be an object"),
+        ("plan.json", r"plan\.json is damaged or of another version, input should be an object.*: delete the folder"),
+    ],
+)
+def test_half_written_folders_are_refused_and_not_touched(name, match, backbone, tmp_path):
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / name).write_bytes(b"[]")
-    with data_refused("is half-written: delete it first"):
+    with data_refused(match):
         extract(pictures(4), backbone, tmp_path / "f", **QUICK)
     assert files(tmp_path / "f") == {name: b"[]"}
 
 
 def test_what_another_writer_begins_meanwhile_is_not_touched(backbone, tmp_path, monkeypatch):
-    from dissensus.features import extraction
+    theirs = {".index.json.0a1b2c3d.tmp": b"", "shard-00000.safetensors": b"theirs"}
 
     def late(path, **options):
-        write(tmp_path / "f", {"index.json.partial": b"", "shard-00000.safetensors": b"theirs"})
-        return Lock(path, **options)
+        write(tmp_path / "f", theirs)
+        return locked(path, **options)
 
-    monkeypatch.setattr(extraction, "Lock", late)
+    monkeypatch.setattr("dissensus.features.store.locked", late)
     with data_refused("is half-written: delete it first"):
         extract(pictures(4), backbone, tmp_path / "f", **QUICK)
-    assert files(tmp_path / "f") == {"index.json.partial": b"", "shard-00000.safetensors": b"theirs"}
+    assert files(tmp_path / "f") == theirs
 
 
 def test_features_that_were_saved_are_not_written_over(backbone, tmp_path):
@@ -482,9 +489,9 @@ def test_a_file_or_an_impossible_place_instead_of_a_folder(backbone, tmp_path):
     (tmp_path / "f").write_text("mine")
     with data_refused("features are a folder; .*f is a file: choose another"):
         extract(pictures(4), backbone, tmp_path / "f", **QUICK)
-    with data_refused("cannot write .*f/deep, Not a directory: check its rights"):
+    with data_refused("cannot write .*f/deep: Not a directory; free some space or choose another"):
         extract(pictures(4), backbone, tmp_path / "f" / "deep", **QUICK)
-    with data_refused("cannot write /proc/none, .*: check its rights"):
+    with data_refused("cannot write /proc/none: .*; free some space or choose another"):
         extract(pictures(4), backbone, "/proc/none", **QUICK)
     assert (tmp_path / "f").read_text() == "mine"
 
@@ -501,7 +508,10 @@ def test_nothing_done_leaves_nothing(backbone, tmp_path, monkeypatch):
 
 
 def test_a_plan_that_was_not_whole_is_no_hindrance(backbone, tmp_path):
-    write(tmp_path / "f", {"plan.json.partial": b"{", "plan.lock": b"", "plan.stop": b"", "bad.tsv": b""})
+    write(
+        tmp_path / "f",
+        {".plan.json.0a1b2c3d.tmp": b"{", "plan.lock": b"", "plan.1.lock": b"", "plan.stop": b"", "bad.tsv": b""},
+    )
     extract(pictures(4), backbone, tmp_path / "f", **QUICK)
     assert sorted(files(tmp_path / "f")) == ["index.json", "shard-00000.safetensors"]
 
@@ -588,7 +598,7 @@ def test_a_full_disk_keeps_what_is_done_and_the_same_call_goes_on(backbone, tmp_
     images = pictures(20)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with data_refused("the disk is full while writing .*f: free space or choose another disk"):
+        with data_refused("cannot write .*shard-00002.safetensors: No space left on device; free some space"):
             extract(images, backbone, tmp_path / "f", shard_images=4, **QUICK)
     assert sorted(files(tmp_path / "f")) == [
         "plan.json", "shard-00000.json", "shard-00000.safetensors", "shard-00001.json", "shard-00001.safetensors",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from dissensus._core.locks import Lock
 from dissensus.features import FeatureSet
 from tests.forks import Forks, until
 from tests.images.samples import noise, write
@@ -133,13 +132,16 @@ def test_ten_kills_at_random_moments_change_nothing(workers, forks, tree, whole,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "name", "calls"), [("os", "replace", 7), ("Path", "unlink", 10)])
+@pytest.mark.parametrize(("where", "name", "calls"), [("os", "replace", range(1, 8)), ("Path", "unlink", range(9, 18))])
 def test_a_kill_at_any_write_changes_nothing(where, name, calls, forks, tree, tmp_path):
-    """A plan, two shards with receipts, the list of bad images, the index; then what is no longer needed goes."""
+    """A plan, two shards with receipts, the list of bad images, the index; then what is no longer needed is removed.
+
+    The first eight files to be removed do not exist: a file that stops processes, and temporary files.
+    """
     few = [*asked(tree, tmp_path / "whole", "--workers", 0), "--shard-images", 32, "--augment", 0]
     assert forks.run(*few).code == 0
     whole = contents(tmp_path / "whole")
-    for number, after in [*((number, False) for number in range(1, calls + 1)), (calls, True)]:
+    for number, after in [*((number, False) for number in calls), (calls[-1], True)]:
         out = tmp_path / f"{number}-{after}"
         killed = forks.run(*few, "--out", out, first=FATAL.format(where=where, name=name, number=number, after=after))
         assert killed.code == -signal.SIGKILL, killed.err
@@ -178,29 +180,24 @@ def members(group):
     return found
 
 
-def test_a_lock_that_was_removed_while_it_was_opened_is_opened_anew(tmp_path, monkeypatch):
-    path, original, seen = tmp_path / "lock", Lock._lock, []
-
-    def removed(self, alone):
-        seen.append(None)
-        if len(seen) == 1:
-            path.unlink()
-        original(self, alone)
-
-    monkeypatch.setattr(Lock, "_lock", removed)
-    held = Lock(path, alone=True)
-    with pytest.raises(BlockingIOError):
-        Lock(path, alone=True)
-    held.share()
-    other = Lock(path, alone=False)
-    with pytest.raises(BlockingIOError):
-        Lock(path, alone=True)
-    monkeypatch.setattr("dissensus._core.locks.PATIENCE", 0.1)
-    assert not held.alone()
-    other.release()
-    assert held.alone()
-    held.release()
-    Lock(path, alone=True).release()
+def test_no_other_command_gets_the_folder_while_a_process_of_a_killed_one_writes(forks, tree, whole, tmp_path):
+    out = tmp_path / "f"
+    slow = SLOW.format(seconds=0.3, log=str(tmp_path / "log"))
+    first, other = forks.pair(*asked(tree, out, "--workers", 0), first=slow)
+    until(lambda: len(done(out)) > 1)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    refused = forks.run(*asked(tree, out, "--workers", 0))
+    assert not other.ended()
+    assert refused.code == 2
+    assert told(refused) == [
+        f"dissensus: error: {out} is being written by another command: wait for it, or choose another"
+    ]
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    again = forks.run(*asked(tree, out, "--workers", 0))
+    assert again.code == 0, again.err
+    assert contents(out) == whole
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -239,7 +236,7 @@ def test_two_processes_share_the_work_and_give_the_same_bytes(forks, tree, whole
 
 ERRORS = {
     "mistake": ("from dissensus import DissensusError; raise DissensusError('a rule; a value: a remedy')", "a rule; a"),
-    "disk": ("raise OSError(28, 'No space left on device')", "cannot write .*f, No space left on device: check its"),
+    "disk": ("raise OSError(28, 'No space left on device')", "cannot write .*f: No space left on device; free some"),
     "values": ("return run(pixels) * 1e9", "float16 holds values up to 65504; the features of .* use --dtype float32"),
 }  # fmt: skip
 
@@ -287,8 +284,8 @@ def test_one_of_two_processes_killed(rank, forks, tree, whole, tmp_path):
     until(lambda: len(done(out)) > 2)
     os.kill(commands[rank].pid, signal.SIGKILL)
     assert commands[1 - rank].wait(30) == (2 if rank else 0), commands[1 - rank].err
-    assert told(*commands) == ["dissensus: error: all processes of a command must live to its end; one was killed: "
-                               "give the same command again"] * rank  # fmt: skip
+    assert told(*commands) == ["dissensus: error: all processes of a command must live until its end; one was killed: "
+                               "run the same command again"] * rank  # fmt: skip
     again = forks.run(*asked(tree, out, "--workers", 0))
     assert again.code == 0, again.err
     assert contents(out) == whole

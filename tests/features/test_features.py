@@ -1,5 +1,6 @@
 """Features: what may enter a set, what comes back from memory and from disk, and what damage is noticed."""
 
+import contextlib
 import errno
 import json
 import os
@@ -14,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dissensus._core.errors import DataError
+from dissensus import backbones
+from dissensus._core.errors import DataError, DissensusError
+from dissensus.cli import main
+from dissensus.experiments.pipeline import new_ensemble
 from dissensus.features import FeatureSet, FeatureWriter
-from dissensus.features.writer import NewFolder
+from tests.damage import damages
 
 
 def arrays(rows=50, shape=(6,), classes=5, seed=0):
@@ -327,7 +331,7 @@ def test_round_trip_float32_is_exact(shard_rows, tmp_path):
     assert features.group_names == ("land", "water")
     assert features.folder == tmp_path / "a" / "b"
     assert len(list(features.folder.glob("*.safetensors"))) == -(-50 // shard_rows)
-    assert not list(features.folder.glob("*.partial"))
+    assert {path.suffix for path in features.folder.iterdir()} == {".json", ".safetensors"}
 
 
 def test_round_trip_float16_rounds_to_nearest(tmp_path):
@@ -360,8 +364,7 @@ def test_other_readers_open_the_shards(tmp_path):
 def test_index_says_what_is_there(tmp_path):
     on_disk(tmp_path / "f")
     index = json.loads((tmp_path / "f" / "index.json").read_text())
-    assert index["format"] == "dissensus-features"
-    assert index["version"] == 1
+    assert index["format"] == "dissensus-features-2"
     assert index["written_by"].startswith("dissensus ")
     assert (index["count"], index["shape"], index["dtype"]) == (50, [6], "float32")
     assert [shard["rows"] for shard in index["shards"]] == [7] * 7 + [1]
@@ -373,7 +376,7 @@ def test_index_says_what_is_there(tmp_path):
 
 def test_writer_takes_batches_of_any_size(tmp_path):
     x, y, _ = arrays(rows=100)
-    provenance = {"backbone": "vit", "crop": 0.875, "seen": [1, 2]}
+    provenance = {"model": "vit", "crop": 0.875, "seen": [1, 2]}
     with FeatureWriter(tmp_path / "f", shape=6, dtype="float32", shard_rows=16, provenance=provenance) as writer:
         for a, b in [(0, 3), (3, 3), (3, 16), (16, 17), (17, 80), (80, 100)]:
             writer.add(torch.from_numpy(x[a:b]), y[a:b])
@@ -455,7 +458,7 @@ def test_a_taken_folder_is_refused_and_not_touched(tmp_path):
     [
         ("notes.txt", r"holds 'notes\.txt': choose another"),
         ("shard-00000.safetensors", "half-written: delete it first"),
-        ("index.json.partial", "half-written: delete it first"),
+        ("plan.json", "half-written: delete it first"),
     ],
 )
 def test_a_folder_with_other_files_is_refused_and_not_touched(name, match, tmp_path):
@@ -468,7 +471,7 @@ def test_a_folder_with_other_files_is_refused_and_not_touched(name, match, tmp_p
 def test_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "f").write_text("mine")
     for folder in (tmp_path / "f", tmp_path / "f" / "below"):
-        with refused("cannot write .*: choose another folder"):
+        with refused("features are a folder; .*f is a file: choose another|cannot write .*below: Not a directory"):
             on_disk(folder)
         with refused("features are a folder"):
             FeatureSet.open(folder)
@@ -480,21 +483,13 @@ def test_an_empty_folder_is_used(tmp_path):
     np.testing.assert_array_equal(features.rows(slice(None)), x)
 
 
-def test_two_writers_do_not_share_a_folder(tmp_path):
-    with FeatureWriter(tmp_path / "f", shape=2) as first:
-        first.add(np.ones((3, 2)))
-        with refused("half-written"), FeatureWriter(tmp_path / "f", shape=2):
+@pytest.mark.parametrize("rows", [3, 5])  # before and after the first shard
+def test_two_writers_do_not_share_a_folder(rows, tmp_path):
+    with FeatureWriter(tmp_path / "f", shape=2, shard_rows=4) as first:
+        first.add(np.ones((rows, 2)))
+        with refused("is being written by another command"), FeatureWriter(tmp_path / "f", shape=2):
             pass
-    assert len(FeatureSet.open(tmp_path / "f")) == 3
-
-
-def test_writers_that_start_at_once_do_not_share_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(NewFolder, "_refuse_taken", lambda self, *claim: None)  # both saw an empty folder
-    with FeatureWriter(tmp_path / "f", shape=2) as first:
-        first.add(np.ones((3, 2)))
-        with refused("cannot write .*File exists"), FeatureWriter(tmp_path / "f", shape=2):
-            pass
-    assert len(FeatureSet.open(tmp_path / "f")) == 3
+    assert len(FeatureSet.open(tmp_path / "f")) == rows
 
 
 @pytest.mark.parametrize("existed", [True, False])
@@ -528,8 +523,7 @@ def test_a_full_disk_leaves_the_folder_as_before(code, good_syncs, tmp_path, mon
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    match = "cannot write .*Input/output error" if code == errno.EIO else "the disk is full while writing .*: free"
-    with refused(match):
+    with refused(f"cannot write .*: {os.strerror(code)}; free some space or choose another folder"):
         on_disk(tmp_path / "f")
     assert len(calls) == good_syncs + 1
     assert not list(tmp_path.iterdir())
@@ -543,7 +537,7 @@ def test_a_failed_write_cannot_be_ignored(tmp_path, monkeypatch):
     with refused("that has not failed"), FeatureWriter(tmp_path / "f", shape=6, shard_rows=3) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fsync)
-            with refused("the disk is full"):
+            with refused("No space left on device"):
                 writer.add(x)
         with refused("that has not failed"):
             writer.add(x)
@@ -554,7 +548,7 @@ def test_a_failed_write_cannot_be_ignored(tmp_path, monkeypatch):
 
 
 def test_missing_and_foreign_folders(tmp_path):
-    with refused(r"features are a folder; .*nowhere is none: check the path"):
+    with refused(r"features are a folder; .*nowhere is not: check the path"):
         FeatureSet.open(tmp_path / "nowhere")
     with refused(r"holds index\.json; .* does not: check the path"):
         FeatureSet.open(tmp_path)
@@ -563,34 +557,33 @@ def test_missing_and_foreign_folders(tmp_path):
 @pytest.mark.parametrize("text", ['{"format": "other"}', "[1]", "{}", '{"format": "dissens', "\x00", "3"])
 def test_an_index_of_something_else(text, tmp_path):
     (tmp_path / "index.json").write_text(text)
-    with refused(r"index\.json must be JSON of format 'dissensus-features'; "):
+    with refused(r"index\.json is damaged or of another version, "):
         FeatureSet.open(tmp_path)
 
 
 def test_an_unfinished_folder_is_not_opened(tmp_path):
     on_disk(tmp_path / "f")
     (tmp_path / "f" / "index.json").unlink()
-    with refused("never finished: give the same command again, or delete it"):
+    with refused("never finished: run the same command again, or delete it"):
         FeatureSet.open(tmp_path / "f")
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"version": 2}, "must be version 1; got 2: "),
-        ({"count": 49}, "contradict"),
-        ({"shards": []}, "contradict"),
-        (
-            {"shards": [{"file": "shard-00000.safetensors", "rows": 50, "bytes": "9", "sha256": ""}]},
-            "contradict",
-        ),
-        ({"columns": ["labels"]}, "no column holds features"),
-        ({"shards": [{}]}, "damaged"),
-        ({"shards": None}, "damaged"),
-        ({"surprise": 1}, "damaged"),
+        ({"format": "dissensus-features-1"}, r"format: input should be 'dissensus-features-2', got 'dissensus-fea"),
+        ({"count": 49}, "count must be the sum of the rows"),
+        ({"shards": []}, "shards: tuple should have at least 1 item"),
+        ({"shards": [{"file": "shard-00000.safetensors", "rows": 50, "bytes": "9", "sha256": "0" * 64}]}, "0.bytes: "),
+        ({"columns": ["labels"]}, "columns must end with features"),
+        ({"columns": ["features", "labels"]}, "columns must end with features"),
+        ({"shards": [{}]}, "shards.0.file: field required"),
+        ({"shards": None}, "shards: input should be a valid"),
+        ({"surprise": 1}, "surprise: extra inputs are not permitted"),
+        ({"provenance": {"passes": 3}}, "provenance.passes must divide count"),
         ({"shape": [3, 2]}, r"shard-00000\.safetensors must hold what index\.json says"),
         ({"dtype": "float16"}, r"shard-00000\.safetensors must hold what index\.json says"),
-        ({"dtype": "float64"}, r"shard-00000\.safetensors must hold what index\.json says"),
+        ({"dtype": "float64"}, "dtype: input should be 'float16' or 'float32', got 'float64'"),
         ({"classes": ["a", "b"]}, r"labels must lie in 0\.\.1 \(2 classes\); row 2 has 2: "),
     ],
 )
@@ -602,12 +595,54 @@ def test_a_changed_index(change, match, tmp_path):
         FeatureSet.open(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """A folder whose provenance names a backbone, and its index."""
+    backbone = backbones.create("test_vit", "random", size=32)
+    x, y, g = arrays(rows=20, shape=backbone.shape, classes=2)
+    provenance = {"backbone": backbone.describe(), "images": "a" * 64, "engine": "eager", "passes": 2, "bad": 0}
+    folder = tmp_path_factory.mktemp("indexed") / "f"
+    FeatureSet.from_arrays(x, y, groups=g, provenance=provenance).save(folder, shard_rows=10)
+    return folder, json.loads((folder / "index.json").read_text())
+
+
+HARMLESS = {  # another text where any will do; an origin of the rows that is not known
+    "unknown": ("written_by", "s.0", "name", "weights", "interpolation", "engine", "images"),
+    "removed": ("provenance.backbone", "images", "engine", "passes", "bad", "hidden", "gamma", "eps"),
+    "null": ("provenance.backbone", "tail", "images", "hidden"),
+    "number": ("gamma",),
+    "huge": ("tail.features", "tail.classes", "tail.hidden"),
+}
+
+
+def test_every_damage_of_the_index_is_one_line_that_names_file_and_field(indexed, capsys, tmp_path):
+    folder, index = indexed
+    for field, kind, text in damages(index):
+        (folder / "index.json").write_text(text)
+        if field.endswith(HARMLESS.get(kind, ("none",))):
+            with contextlib.suppress(DissensusError):  # of a tail that cannot be
+                new_ensemble(FeatureSet.open(folder), 2)
+            continue
+        with refused(f"{folder / 'index.json'} is damaged or of another version, ") as caught:
+            FeatureSet.open(folder)
+        line = str(caught.value)
+        assert len(line) < 600, (field, kind)
+        if kind == "removed" and "." not in field:
+            with pytest.raises(SystemExit, match="2"):
+                main(["train", str(folder), "--out", str(tmp_path / "run")])
+            assert capsys.readouterr().err == f"dissensus: error: {line}\n"
+        named = {field.partition(".")[0], "columns" if field.startswith("columns") else field.rpartition(".")[2]}
+        assert kind in ("deep", "extra", "cut", "list") or any(name in line for name in named), (field, kind, line)
+    (folder / "index.json").write_text(json.dumps(index))
+    FeatureSet.open(folder, verify=True)
+
+
 def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     on_disk(tmp_path / "f", shard_rows=50)
     shutil.move(tmp_path / "f" / "shard-00000.safetensors", tmp_path / "x")
     path = tmp_path / "f" / "index.json"
     path.write_text(path.read_text().replace("shard-00000.safetensors", "../x"))
-    with refused("outside the folder"):
+    with refused(r"shards\.0\.file: string should match pattern"):
         FeatureSet.open(tmp_path / "f")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from dissensus._core.documents import Part
+from dissensus.models.saved import TailInfo
 
 
 class BackboneDescription(Part):
@@ -24,13 +25,13 @@ class BackboneDescription(Part):
 
     name: str
     weights: str
-    layers: Literal[1, 2]
+    layers: Annotated[int, Field(ge=1, le=2)]
     size: Annotated[int, Field(ge=1, le=2**16)]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str
     crop: Annotated[float, Field(gt=0, le=1)]
     squash: bool = False
-    tail: dict[str, JsonValue] | None
-    fingerprint: str
+    tail: TailInfo | None
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     engine: str = "eager"

@@ -20,7 +20,8 @@ from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus.backbones import Backbone
 from dissensus.cli.parser import say
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
-from dissensus.features import FeatureSet, shards
+from dissensus.features import FeatureSet
+from dissensus.features.store import Store
 from dissensus.images import ImageSet
 from dissensus.training.options import Precision
 from dissensus.training.run import Run
@@ -46,7 +47,7 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
 
 def is_features(where: str) -> bool:
     """Whether this names features: a feature folder or an .npz file."""
-    return Path(where).suffix == ".npz" or os.path.isfile(os.path.join(where, shards.INDEX))
+    return Path(where).suffix == ".npz" or Store(Path(where)).finished
 
 
 def find_samples(where: str) -> FeatureSet | ImageSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from dissensus._core.errors import DataError
-from dissensus.features import FeatureSet, shards
+from dissensus.features import FeatureSet
+from dissensus.features.store import Store
 from dissensus.functional import arrays
 from dissensus.images import ImageSet, walk
 from dissensus.images.finding import FEATURES, LISTS, TABLES
@@ -69,7 +71,7 @@ def resolve(samples: Samples) -> Resolved:
 
 
 def _from_path(path: str) -> Resolved:
-    if os.path.isfile(os.path.join(path, shards.INDEX)):
+    if Store(Path(path)).finished:
         return Resolved(FeatureSet.open(path))
     folder = os.path.isdir(path)
     if not folder and not path.lower().endswith((*LISTS, *TABLES, *FEATURES, ".tar")):

@@ -27,8 +27,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError
-from dissensus.features import shards
-from dissensus.features.shards import Shard
+from dissensus.features import _shards
+from dissensus.features._shards import Shard
 from dissensus.features.writer import FeatureWriter
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Array, Values
@@ -91,8 +91,8 @@ class FeatureSet:
         Checks that every shard is there in full; `verify` also reads them all and checks their sha256.
         """
         folder = Path(folder)
-        index = shards.read_index(folder)
-        maps = [shards.map_shard(folder, shard, index) for shard in index.shards]
+        index = _shards.read_index(folder)
+        maps = [_shards.map_shard(folder, shard, index) for shard in index.shards]
         codes: dict[str, Tensor] = {}
         for kind, names in (("labels", index.classes), ("groups", index.group_names)):
             if kind in index.columns:
@@ -107,7 +107,7 @@ class FeatureSet:
             folder=folder,
             _parts=tuple(tensors["features"] for tensors in maps),
             _shards=index.shards,
-            passes=_passes(index.provenance, index.count),
+            passes=index.provenance.get("passes", 1),
         )
         if verify:
             features.verify()
@@ -134,7 +134,7 @@ class FeatureSet:
         """Read every shard and refuse one whose bytes changed since it was written."""
         if self.folder is not None:
             for shard in tqdm(self._shards, desc=f"verify {self.folder.name}", disable=not progress):
-                shards.verify_shard(self.folder, shard)
+                _shards.verify_shard(self.folder, shard)
 
     def __len__(self) -> int:
         return int(self._starts[-1]) if self._index is None else len(self._index)

@@ -1,14 +1,11 @@
-"""FeatureWriter: features that need not fit in memory, written to a folder that is whole or not there."""
+"""FeatureWriter: write features that need not fit in memory, row by row."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
+import contextlib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,24 +14,34 @@ import torch
 from torch import Tensor
 
 from dissensus._core.errors import DataError
-from dissensus.features import shards
-from dissensus.features.shards import INDEX, PARTIAL, Index, Shard, ours
+from dissensus.features._shards import INDEX, Shard, check_provenance
+from dissensus.features.store import Store
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Array, Values
 
-SHARD_BYTES = 2**28  # a shard is buffered before it is written, so wide features get fewer rows a shard
+SHARD_BYTES = 2**28  # A shard is buffered before it is written, so wide features get fewer rows per shard.
 
 
 class FeatureWriter:
-    """Writes features that need not fit in memory; nothing stays unless the `with` block ends well.
+    """Write features that need not fit in memory. Nothing stays unless the `with` block succeeds.
 
-        with FeatureWriter("features", shape=768, classes=["cat", "dog"]) as writer:
-            for images, labels in loader:
-                writer.add(trunk(images), labels)
-        features = FeatureSet.open("features")
+    Args:
+        folder: A new or empty folder.
+        shape: The shape of one row; an int for vectors.
+        classes: The names of the classes, by label; None: "0", "1", ... up to the largest label.
+        group_names: The names of the groups; None: as for classes.
+        dtype: "float16" or "float32" on disk.
+        shard_rows: Rows per shard; fewer where they would exceed 256 MB.
+        provenance: Where the features come from, as plain JSON.
 
-    `shape` is that of one row, an int for vectors. A shard holds `shard_rows` rows, or fewer where those
-    would pass 256 MB. `classes` and `group_names` default to "0", "1", ... as far as the labels go.
+    Raises:
+        DataError: If an option breaks its rule or, on entering the block, if the folder is not empty.
+
+    Example:
+        >>> with FeatureWriter("features", shape=768, classes=["cat", "dog"]) as writer:
+        ...     for images, labels in loader:
+        ...         writer.add(trunk(images), labels)
+        >>> features = FeatureSet.open("features")
     """
 
     def __init__(
@@ -53,8 +60,8 @@ class FeatureWriter:
         if shard_rows < 1:
             raise DataError(f"a shard holds at least one row; got shard_rows={shard_rows}: try 65536")
         try:
-            self.provenance: dict[str, Any] = json.loads(json.dumps(dict(provenance or {})))
-        except (TypeError, ValueError) as error:
+            self.provenance = check_provenance(provenance or {})
+        except ValueError as error:
             raise DataError(f"provenance must be plain JSON; {error}: convert the value to text") from error
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.dtype = dtype
@@ -65,33 +72,41 @@ class FeatureWriter:
         self._buffer: dict[str, Tensor] = {}
         self._filled = 0
         self._shards: list[Shard] = []
-        self._folder = NewFolder(Path(folder))
+        self._store = Store(Path(folder))
+        self._claim = contextlib.ExitStack()
         self._open = False
 
     def __enter__(self) -> Self:
-        self._folder.claim()
+        self._claim.enter_context(self._store.claimed(self._check_empty))
         self._open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finished = False
-        try:
-            if kind is None:
-                self._finish()
-                finished = True
-        finally:
-            self._open, self._buffer = False, {}
-            if not finished:
-                self._folder.abandon()
+        with self._claim:
+            succeeded = False
+            try:
+                if kind is None:
+                    self._finish()
+                    succeeded = True
+            finally:
+                self._open, self._buffer = False, {}
+                if not succeeded:
+                    self._store.clear()
 
     def add(self, features: Values, labels: Values | None = None, groups: Values | None = None) -> None:
-        """Append rows (B, ...) with labels (B,) and groups (B,), each given always or never.
+        """Append a batch of rows.
 
-        Rows that break a rule are refused before any of them is added.
+        Args:
+            features: (B, ...).
+            labels: (B,), in every batch or in none.
+            groups: (B,), in every batch or in none.
+
+        Raises:
+            DataError: If a row breaks a rule; then none of the batch is added.
         """
-        self._refuse_closed()
+        self._check_open()
         x = arrays.check_features(features, dtype=self.dtype, first=self.count)
         if x.shape[1:] != self.shape:
             raise DataError(f"rows must have shape {self.shape}; got {x.shape[1:]}: open the writer with that")
@@ -123,108 +138,38 @@ class FeatureWriter:
             self._tops[kind] = max(self._tops[kind], int(batch[kind].max(initial=-1)))
         self.count += len(x)
 
-    def _refuse_closed(self) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise DataError("rows are added in a `with FeatureWriter(...)` block that has not failed: open one")
 
+    def _check_empty(self) -> None:
+        names, folder = self._store.contents(), self._store.folder
+        if INDEX in names:
+            raise DataError(f"features are written once; {folder} holds some: delete it or choose another")
+        if names:
+            raise DataError(f"features need an empty folder; {folder} is half-written: delete it first")
+
     def _flush(self) -> None:
         """Write the buffered rows as the next shard."""
-        name = f"shard-{len(self._shards):05d}.safetensors"
         tensors = {kind: values[: self._filled].numpy() for kind, values in self._buffer.items()}
         self._open = False  # for good if the write fails: the buffer then holds part of a batch
-        size, sha256 = self._folder.write(name, shards.shard_bytes(tensors))
+        self._shards.append(self._store.write_shard(len(self._shards), tensors))
         self._open = True
-        self._shards.append(Shard(name, self._filled, size, sha256))
         self._filled = 0
 
     def _finish(self) -> None:
-        """Write what is left in the buffer, then the index, which makes the folder a set."""
-        self._refuse_closed()
+        """Write the rest of the buffer, then the index."""
+        self._check_open()
         if not self.count:
             raise DataError("a feature set needs at least one row; none was added: check where rows come from")
         if self._filled:
             self._flush()
-        index = Index(
+        self._store.write_index(
+            self._shards,
+            self.provenance,
             columns=tuple(self._buffer),
             shape=self.shape,
             dtype=self.dtype,
-            count=self.count,
             classes=arrays.default_names(self._names["labels"], self._tops["labels"]),
             group_names=arrays.default_names(self._names["groups"], self._tops["groups"]),
-            provenance=self.provenance,
-            shards=tuple(self._shards),
         )
-        self._folder.write(shards.INDEX, [shards.index_bytes(index)])
-
-
-class NewFolder:
-    """A folder that comes to hold all its files or none: claim it, write into it, abandon it on failure."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._files: list[Path] = []
-        self._folders: list[Path] = []
-
-    def claim(self) -> None:
-        """Make the folder, or take an empty one, for this writer alone."""
-        claim = self.path / (INDEX + PARTIAL)
-        try:
-            self._refuse_taken()
-            self._folders = [path for path in (self.path, *self.path.parents) if not path.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
-            open(claim, "xb").close()  # one writer only can make it; in the end it becomes index.json
-            self._files.append(claim)
-            self._refuse_taken(claim.name)  # a rival may have finished since the first look
-        except OSError as error:
-            self.abandon()
-            raise self._explain(error) from error
-        except DataError:
-            self.abandon()
-            raise
-
-    def _refuse_taken(self, *claim: str) -> None:
-        names = sorted({*os.listdir(self.path)} - {*claim}) if self.path.is_dir() else []
-        if INDEX in names:
-            raise DataError(f"features are written once; {self.path} holds some: delete it or choose another")
-        if foreign := [name for name in names if not ours(name)]:
-            raise DataError(f"features need an empty folder; {self.path} holds {foreign[0]!r}: choose another")
-        if names:
-            raise DataError(f"features need an empty folder; {self.path} is half-written: delete it first")
-
-    def _explain(self, error: OSError) -> DataError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DataError(f"the disk is full while writing {self.path}: free space or choose another disk")
-        return DataError(f"cannot write {self.path}, {error.strerror or error}: choose another folder")
-
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
-        """Write a file whole: temporary name, fsync, rename. Returns its size in bytes and its sha256."""
-        path, partial = self.path / name, self.path / (name + PARTIAL)
-        self._files += [partial, path]
-        digest = hashlib.sha256()
-        try:
-            with open(partial, "wb") as file:
-                for piece in pieces:
-                    file.write(piece)
-                    digest.update(piece)
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-            os.replace(partial, path)
-            if os.name == "posix":  # the new name must survive a power cut, too
-                handle = os.open(self.path, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
-        except OSError as error:
-            raise self._explain(error) from error
-        return size, digest.hexdigest()
-
-    def abandon(self) -> None:
-        """Remove what was written, the index first, and the folders made for it."""
-        for file in reversed(self._files):
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-        for folder in self._folders:
-            with suppress(OSError):
-                folder.rmdir()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -156,8 +154,7 @@ def _build(
         key += f"-seed{options.seed}" if options.seed and (source.seeded or passes) else ""
         if features is None:
             # the user's cache serves many roots and backbones: no two extractions may share a folder
-            plan = plan_of(source.images, backbone, own, precision_of(fabric)) | {"backbone": backbone.fingerprint}
-            key += "-" + hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:10]
+            key += "-" + plan_of(source.images, backbone, own, precision_of(fabric)).key
         extracted[source.name] = extract(source.images, backbone, folder / key, own, progress=progress, fabric=fabric)
     by_role = {source.role: extracted[source.name] for source in sources}
     return Suite(
