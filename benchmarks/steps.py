@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from benchmarks.measure import Bar, Comparison, Side, Sizes, compare

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from tests.conftest import blobs, linear
 from dissensus.features import FeatureSet
 from dissensus import fit

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 
 from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError, UnknownNameError
 from dissensus.features import FeatureSet

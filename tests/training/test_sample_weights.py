@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from dissensus._core.errors import DataError, RunError, ShapeError
@@ -241,7 +241,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from tests.conftest import blobs, linear
 from dissensus import fit
 

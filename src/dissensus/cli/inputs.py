@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import numpy as np
-from lightning.fabric import Fabric
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from numpy.random import RandomState
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import nn
 
 from dissensus import backbones, report

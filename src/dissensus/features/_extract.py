@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from dissensus._core import extras

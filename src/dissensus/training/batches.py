@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from dissensus._core.errors import DataError

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from dissensus._core.random import mix

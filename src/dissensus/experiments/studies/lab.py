@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 
 from dissensus._core.errors import RunError
 from dissensus._core.options import combine
