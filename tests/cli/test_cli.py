@@ -150,7 +150,8 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "features of width 1280" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
     assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
+    info = json.loads((trained / "run.json").read_text()) | {"status": "running"}
+    (tmp_path / "half" / "run.json").write_text(json.dumps(info))
     assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")
 
 

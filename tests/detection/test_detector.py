@@ -371,7 +371,7 @@ def test_a_stream_reads_no_further_than_it_must(seen):
 def test_another_backbone_is_refused(seen, tmp_path):
     copy = shutil.copytree(seen / "run", tmp_path / "run")
     about = json.loads((copy / "run.json").read_text())
-    about["settings"]["backbone"]["fingerprint"] = "0" * 64
+    about["data"]["backbone"]["fingerprint"] = "0" * 64
     (copy / "run.json").write_text(json.dumps(about))
     with pytest.raises(DissensusError, match="must be the one that made the features"):
         Detector.load(copy).predict([next((seen / "images" / "red").iterdir())])

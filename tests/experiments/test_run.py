@@ -23,7 +23,7 @@ from dissensus.backbones import engines
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import results
 from dissensus.features import FeatureSet
-from dissensus.training import step
+from dissensus.training import Run, step
 from tests.commands import refuse, run
 from tests.trees import TINY_FLAGS, classes, images
 
@@ -32,7 +32,7 @@ QUICK = [*TINY_FLAGS, "--epochs", "2", "--batch-size", "8", "--members", "2"]
 
 
 def settings(folder: Path) -> dict:
-    return json.loads((folder / "run.json").read_text())["settings"]
+    return Run.open(folder).settings
 
 
 def forbid(monkeypatch):

@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, monkeypatch):
         with pytest.raises(Stop):
             fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
     (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(RunError, match=r"checkpoint.safetensors cannot be read .*remove it to start anew"):
+    with pytest.raises(RunError, match=r"checkpoint.safetensors cannot be read .*remove it to start again"):
         fit(linear(), blobs(), out=tmp_path / "run", progress=False)
 
 

@@ -16,12 +16,12 @@ A missing, damaged, deeply nested or wrongly typed value is one line that names 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.errors import DissensusError, RunError, short
 from dissensus._core.files import replacing
 
 MAX_BYTES = 2**28  # no document of ours comes near; a larger file is not one
@@ -99,14 +99,5 @@ def problem(error: ValidationError) -> str:
     field = ".".join(map(str, first["loc"]))
     rule = first["msg"].split("\n")[0].removeprefix("Value error, ")
     rule = rule[:1].lower() + rule[1:]
-    value = "" if first["type"] in ("missing", "json_invalid") else f", got {_short(first['input'])}"
+    value = "" if first["type"] in ("missing", "json_invalid") else f", got {short(first['input'])}"
     return f"{field}: {rule}{value}" if field else f"{rule}{value}"
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # deep nesting; an integer of too many digits
-        text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -36,3 +36,13 @@ class UnknownNameError(DissensusError):
         hint = f"did you mean {near[0]!r}? " if near else ""
         listed = f"known: {', '.join(names)}" if see is None else f"see: {see}"
         super().__init__(f"unknown {kind} {name!r}: {hint}{listed}")
+
+
+def short(value: object) -> str:
+    """A value in at most 40 characters, for a message."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # deep nesting; an integer of too many digits
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= 40 else text[:37] + "..."

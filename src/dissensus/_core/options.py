@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError, UnknownNameError, short
 
 LARGEST = 2**53  # whole numbers above are more likely a damaged file than a wish
 
@@ -111,7 +111,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if typing.get_origin(kind) is Literal:
         known = typing.get_args(kind)
         if value not in known:
-            raise DissensusError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+            raise DissensusError(f"{name} must be one of {', '.join(known)}; got {short(value)}")
         return value
     number = isinstance(value, Real) and not isinstance(value, bool)
     huge = isinstance(value, Integral) and abs(int(value)) > LARGEST
@@ -122,7 +122,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if kind in (bool, str) and isinstance(value, kind):
         return value
     rule = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kind]
-    raise DissensusError(f"{name} must be {rule}; got {value!r}")
+    raise DissensusError(f"{name} must be {rule}; got {short(value)}")
 
 
 def documented(options: Iterable[Option]) -> Callable[[F], F]:

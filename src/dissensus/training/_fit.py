@@ -7,28 +7,32 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from pydantic import ValidationError
 from torch import Tensor
 
 from dissensus._core import extras
+from dissensus._core.documents import problem
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus._core.options import combine, documented, listed
 from dissensus._core.random import mix
+from dissensus.backbones.description import BackboneDescription
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values
 from dissensus.models.ensemble import Ensemble
+from dissensus.models.saved import TailInfo
 from dissensus.training.batches import Batches, Pool
 from dissensus.training.checks import check_data
 from dissensus.training.logbook import Logbook
 from dissensus.training.methods import METHODS
 from dissensus.training.options import Settings, TrainOptions
-from dissensus.training.run import Run
+from dissensus.training.run import Data, Run
 from dissensus.training.step import Stepper
 
 
@@ -88,10 +92,7 @@ def fit(
     ensemble.to(fabric.device)
     run = None
     if out is not None:
-        claim = {**asdict(settings), **_provenance(ensemble, features, disagreement)}
-        if pool.weight is not None:
-            claim["sample_weight"] = pool.fingerprint
-        run = _claim(out, claim, options.resume, fabric)
+        run = _claim(out, settings, _data(ensemble, features, disagreement, pool), options.resume, fabric)
         if run.finished:
             ensemble.method = method
             ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
@@ -108,17 +109,17 @@ def fit(
     return ensemble
 
 
-def _claim(out: str | os.PathLike[str], claim: Mapping[str, Any], resume: bool, fabric: Fabric) -> Run:
+def _claim(out: str | os.PathLike[str], settings: Settings, data: Data, resume: bool, fabric: Fabric) -> Run:
     """Claim the folder in the first process; if it cannot, raise in all of them."""
-    run, problem = None, ""
+    run, refusal = None, ""
     if fabric.is_global_zero:
         try:
-            run = Run.claim(out, claim, resume=resume)
+            run = Run.claim(out, settings, data, resume=resume)
         except RunError as error:
-            problem = str(error)
-    if reason := str(fabric.broadcast(problem)):
+            refusal = str(error)
+    if reason := str(fabric.broadcast(refusal)):
         raise RunError(reason)
-    return run or Run.claim(out, claim, resume=True)  # the other processes, after the first has written it
+    return run or Run.join(out)
 
 
 def _train(
@@ -193,23 +194,27 @@ def _split_by_confidence(
     return pool.subset(sure), pool.subset(unsure.nonzero().squeeze(1))
 
 
-def _provenance(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None) -> dict[str, Any]:
-    """What the result depends on besides settings: data and initial weights, by fingerprint."""
-    return {
-        "tail": ensemble.about,
-        "start": ensemble.fingerprint[:16],
-        "train": train.fingerprint,
-        "images": train.images,
-        "disagreement": disagreement.fingerprint if disagreement else None,
-        "classes": list(train.classes),
-        "backbone": _trunk(train),
-    }
-
-
-def _trunk(train: FeatureSet) -> dict[str, Any] | None:
-    """What made the features: the backbone, and how it was run."""
-    about = train.provenance.get("backbone")
-    return None if about is None else {**about, "engine": train.provenance.get("engine", "eager")}
+def _data(ensemble: Ensemble, features: FeatureSet, disagreement: FeatureSet | None, pool: Pool) -> Data:
+    """What the result depends on besides the settings."""
+    backbone = features.provenance.get("backbone")
+    if backbone is not None:
+        about = {**backbone, "engine": features.provenance.get("engine", "eager")}
+        try:
+            backbone = BackboneDescription.model_validate(about, strict=False)
+        except ValidationError as error:
+            raise DataError(
+                f"the features name a backbone that cannot be read, {problem(error)}: extract again"
+            ) from error
+    return Data(
+        train=features.fingerprint,
+        images=features.images,
+        classes=tuple(features.classes),
+        disagreement=None if disagreement is None else disagreement.fingerprint,
+        sample_weight=pool.fingerprint,
+        backbone=backbone,
+        tail=None if ensemble.about is None else TailInfo(**ensemble.about),
+        start=ensemble.fingerprint[:16],
+    )
 
 
 def _agree(fabric: Fabric, *flags: bool) -> list[bool]:

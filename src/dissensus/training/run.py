@@ -1,4 +1,4 @@
-"""The run folder: what was asked, how it went, where it stands. Everything a killed run needs to go on.
+"""The run folder: settings, progress and result of one training run, and all that a killed run needs to continue.
 
 run.json                 settings, data, versions, status
 metrics.jsonl            a line every few steps and every epoch
@@ -10,87 +10,154 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field, JsonValue, ValidationError, field_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dissensus import __version__
+from dissensus._core import documents
+from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError
-from dissensus._core.files import is_temporary, make_folder, read_json, remove_temporaries, replacing, write_json
+from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
+from dissensus.backbones.description import BackboneDescription
+from dissensus.models.saved import TailInfo
+from dissensus.training.options import Settings
 
-FORMAT = "dissensus-run-1"
+INFO = "run.json"
+METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class Data(Part):
+    """What the result of a run depends on besides its settings, by fingerprint."""
+
+    train: str
+    images: str | None  # that the training features were extracted from
+    classes: tuple[str, ...]
+    disagreement: str | None
+    sample_weight: str | None
+    backbone: BackboneDescription | None
+    tail: TailInfo | None
+    start: str  # the initial weights
+
+
+class RunInfo(Document):
+    """run.json."""
+
+    remedy = "give the folder that dissensus train wrote"
+
+    format: Literal["dissensus-run-2"] = "dissensus-run-2"
+    status: Literal["running", "finished"]
+    settings: dict[str, JsonValue]  # the fields of `Settings`
+    data: Data
+    versions: dict[str, str]
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, values: dict[str, Any]) -> dict[str, Any]:
+        names = [field.name for field in fields(Settings)]
+        if missing := [name for name in names if name not in values]:
+            raise ValueError(f"{missing[0]} is missing")
+        if unknown := [name for name in values if name not in names]:
+            raise ValueError(f"{unknown[0]} is not a setting")
+        return asdict(Settings(**values))
+
+
+class Line(Part):
+    """A line of metrics.jsonl: means since the last line of its kind, by name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+    kind: Literal["step", "epoch"]
+    step: int
+    epoch: float
+    lr: float
+    seconds: float
 
 
 class Run:
-    """A folder that belongs to one training run. Made by `claim` to write, by `open` to read."""
+    """A folder that belongs to one training run. `claim` opens it for writing, `open` for reading."""
 
-    def __init__(self, folder: Path, info: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, info: RunInfo) -> None:
         self.folder, self.info = folder, info
 
     @classmethod
-    def claim(cls, folder: str | os.PathLike[str], settings: Mapping[str, Any], *, resume: bool) -> Run:
-        """Take a new folder for these settings, or one that holds the same run already."""
+    def claim(cls, folder: str | os.PathLike[str], settings: Settings, data: Data, *, resume: bool) -> Run:
+        """Claim a new folder for a run, or one that holds the same run already.
+
+        Raises:
+            RunError: if the folder holds anything else, or if it holds this run and `resume` is False.
+        """
         folder = Path(folder)
-        info = {"format": FORMAT, "status": "running", "settings": json.loads(json.dumps(settings))}
+        versions = {"dissensus": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        wanted = cls(folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions))
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
         if not folder.exists() or all(is_temporary(path.name) for path in folder.iterdir()):
             make_folder(folder)
             remove_temporaries(folder)
-            write_json(folder / "run.json", info)
-            return cls(folder, info)
-        found = read_json(folder / "run.json")
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            documents.write(folder / INFO, wanted.info)
+            return wanted
+        if not (folder / INFO).is_file():
             raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
-        differing = sorted(
-            key
-            for key in {*found["settings"], *info["settings"]}
-            if found["settings"].get(key) != info["settings"].get(key)
-        )
+        run = cls.join(folder)
+        there, here = run.settings, wanted.settings
+        differing = [name for name in here if there[name] != here[name]]
         if differing:
-            shown = ", ".join(
-                f"{key} is {_short(found['settings'].get(key))} there, {_short(info['settings'].get(key))} here"
-                for key in differing[:3]
-            )
+            shown = ", ".join(f"{k} is {_short(there[k])} there, {_short(here[k])} here" for k in differing[:3])
             raise RunError(f"{folder} holds another run ({shown}); choose another --out, or remove it yourself")
         if not resume:
             raise RunError(f"{folder} holds this run already; resume it, choose another --out, or remove it yourself")
         remove_temporaries(folder)
-        return cls(folder, found)
+        return run
+
+    @classmethod
+    def join(cls, folder: str | os.PathLike[str]) -> Run:
+        """Read a run folder that this or another process has claimed, finished or not."""
+        return cls(Path(folder), documents.read(RunInfo, Path(folder) / INFO))
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Run:
-        """Read a run folder; a missing, foreign or unfinished one is refused with the reason."""
+        """Read the folder of a finished run.
+
+        Raises:
+            RunError: if there is no finished run.
+        """
         folder = Path(folder)
         if not folder.is_dir():
             raise RunError(
                 f"no run at {folder}: there is no such folder; train one with: dissensus train ... --out {folder}"
             )
-        info = read_json(folder / "run.json")
-        if not isinstance(info, dict) or info.get("format") != FORMAT:
-            raise RunError(f"{folder} is not a run: run.json is missing or foreign; give the folder that train wrote")
-        if info["status"] != "finished":
+        if not (folder / INFO).is_file():
+            raise RunError(f"{folder} is not a run: it has no {INFO}; {RunInfo.remedy}")
+        run = cls.join(folder)
+        if not run.finished:
             raise RunError(f"the run in {folder} is not finished; start the same training command again and it goes on")
-        return cls(folder, info)
+        return run
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was asked for, as plain values."""
-        return dict(self.info["settings"])
+        """The settings of training and what the data were, as plain values by name."""
+        return {**self.info.settings, **self.info.data.model_dump(mode="json")}
 
     @property
     def about(self) -> dict[str, Any]:
-        """What tells this run's rows from others' in a table of results."""
+        """The settings that distinguish the rows of this run in a table of results."""
         return {name: self.settings[name] for name in ("method", "active", "diversity", "seed")}
 
     @property
     def finished(self) -> bool:
         """Whether the trained ensemble is there."""
-        return bool(self.info["status"] == "finished")
+        return self.info.status == "finished"
 
     @property
     def ensemble_folder(self) -> Path:
@@ -99,18 +166,18 @@ class Run:
 
     def finish(self) -> None:
         """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
-        self.info["status"] = "finished"
-        write_json(self.folder / "run.json", self.info)
-        (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        self.info = self.info.model_copy(update={"status": "finished"})
+        documents.write(self.folder / INFO, self.info)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Write the state after `step` steps, in place of the former one."""
-        with replacing(self.folder / "checkpoint.safetensors") as path:
+        """Replace the checkpoint by the state after `step` steps."""
+        with replacing(self.folder / CHECKPOINT) as path:
             save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, path, {"step": str(step)})
 
     def load_checkpoint(self, tensors: Mapping[str, Tensor]) -> int:
-        """Copy the saved state into `tensors` in place; the number of steps it is after, 0 where there is none."""
-        path = self.folder / "checkpoint.safetensors"
+        """Copy the saved state into `tensors` in place; return the number of its steps, 0 without a checkpoint."""
+        path = self.folder / CHECKPOINT
         if not path.is_file():
             return 0
         try:
@@ -119,31 +186,39 @@ class Run:
                     value.copy_(file.get_tensor(name))
                 return int(file.metadata()["step"])
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise RunError(f"the checkpoint {path} cannot be read ({error}); remove it to start anew") from error
+            raise RunError(f"the checkpoint {path} cannot be read ({error}); remove it to start again") from error
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         try:
-            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            with open(self.folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise RunError(
-                f"cannot write {self.folder / 'metrics.jsonl'}: {error.strerror}; free some space"
-            ) from error
+            raise RunError(f"cannot write {self.folder / METRICS}: {error.strerror}; free some space") from error
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of metrics.jsonl; one cut short by a kill is left out."""
-        path = self.folder / "metrics.jsonl"
-        for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        """The lines of metrics.jsonl; a last one that a kill cut short is left out.
+
+        Raises:
+            RunError: for a damaged line.
+        """
+        path = self.folder / METRICS
+        try:
+            lines = path.read_bytes().splitlines() if path.is_file() else []
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}; check its rights") from error
+        for number, text in enumerate(lines, start=1):
             try:
-                yield json.loads(text)
-            except json.JSONDecodeError:
-                continue
+                yield Line.model_validate_json(text).model_dump()
+            except ValidationError as error:
+                if number < len(lines):
+                    problem = documents.problem(error)
+                    raise RunError(f"{path} is damaged in line {number}, {problem}: train again") from error
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after `step`: those steps are about to be done again."""
+        """Remove the lines after `step`: those steps are about to be repeated."""
         kept = [line for line in self.metrics() if line["step"] <= step]
-        with replacing(self.folder / "metrics.jsonl") as path:
+        with replacing(self.folder / METRICS) as path:
             path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
