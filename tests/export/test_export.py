@@ -580,7 +580,8 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
     (tmp_path / "other.onnx").write_text("no model")
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "run.json").write_text(json.dumps({"format": "dissensus-run-1", "status": "running"}))
+    unfinished = json.loads((run / "run.json").read_text()) | {"status": "running"}
+    (tmp_path / "half" / "run.json").write_text(json.dumps(unfinished))
     before = sorted(tmp_path.rglob("*"))
     cases = [
         ([run, "--to", "onnx", "--out", "{}/d.pt"], "must name a file that ends in .onnx; got"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from PIL import Image
 
 from dissensus import backbones
