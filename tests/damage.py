@@ -1,4 +1,4 @@
-"""Damaged JSON: every field of a document removed, of a wrong type, huge, or deeply nested."""
+"""JSON documents with one thing wrong in each: a field removed, of a wrong type, huge, or deeply nested."""
 
 from __future__ import annotations
 
@@ -7,33 +7,48 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-DEEP: Any = json.loads("[" * 400 + "]" * 400)
-WRONG = (None, True, -1, 10**400, 1e300, "x" * 9999, [], [[1]], {}, {"x": 1}, DEEP)
+DEEP = "[" * 100_000 + "]" * 100_000
+HUGE = 10**400
+WRONG = {"null": None, "number": 3.5, "text": "nonsense", "list": [[]], "object": {"no": 1}, "true": True}
 
 
-def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every field within a document, by its path."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield (*place, key)
-        yield from places(inner, (*place, key))
+def damages(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (field, what is wrong with it, the JSON text) for every field of a document, nested ones too."""
+    for path in _paths(document, ()):
+        name = ".".join(map(str, path))
+        changed = copy.deepcopy(document)
+        holder = _at(changed, path[:-1])
+        original = holder[path[-1]]
+        for kind, value in WRONG.items():
+            if type(value) is not type(original) and not (kind == "number" and type(original) is int):
+                holder[path[-1]] = value
+                yield name, kind, json.dumps(changed)
+        holder[path[-1]] = "MARK"
+        text = json.dumps(changed)
+        yield name, "deep", text.replace('"MARK"', DEEP)
+        yield name, "huge", text.replace('"MARK"', str(HUGE))
+        yield name, "unknown", text.replace('"MARK"', json.dumps("x" * 10_000))
+        if isinstance(path[-1], str):
+            del holder[path[-1]]
+            yield name, "removed", json.dumps(changed)
+    yield "", "extra", json.dumps({**document, "another": 1})
+    yield "", "cut", json.dumps(document)[:-2]
+    yield "", "list", "[]"
+    yield "", "deep", DEEP
 
 
-def without(document: Any, place: tuple[str | int, ...]) -> str:
-    """The document as text, without one field."""
-    damaged = copy.deepcopy(document)
-    del _parent(damaged, place)[place[-1]]
-    return json.dumps(damaged)
+def _paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    items: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))[:1]
+    for key, inner in items:
+        yield (*path, key)
+        yield from _paths(inner, (*path, key))
 
 
-def replaced(document: Any, place: tuple[str | int, ...], value: Any) -> str:
-    """The document as text, with another value in one field."""
-    damaged = copy.deepcopy(document)
-    _parent(damaged, place)[place[-1]] = value
-    return json.dumps(damaged)
-
-
-def _parent(document: Any, place: tuple[str | int, ...]) -> Any:
-    for key in place[:-1]:
-        document = document[key]
-    return document
+def _at(value: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
