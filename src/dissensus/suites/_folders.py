@@ -49,7 +49,7 @@ def recipe_of(root: Path) -> Recipe:
             if name in sets:
                 raise DissensusError(f"every set needs a name of its own; {root} has {name!r} twice: rename one")
             sets[name] = {"role": role, "images": f"{role}/{path.name}"}
-    values = {"name": NAME, "summary": SUMMARY, "sets": sets, "note": _note(split)}
+    values = {"name": NAME, "summary": f"Images of {root.resolve().name}.", "sets": sets, "note": _note(split)}
     return _rules.check(make(values, str(root)), str(root))
 
 

@@ -39,7 +39,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _corruption_names(value: Any) -> Any:
-    return corruptions.CORRUPTIONS if value == "all" else value
+    return corruptions.CORRUPTIONS if value in ("all", ["all"]) else value
 
 
 def _span(value: Any) -> tuple[float, float]:
