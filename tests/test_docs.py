@@ -15,21 +15,36 @@ import dissensus
 from dissensus import suites
 from dissensus.cli import VERBS, build_parser
 from dissensus.cli.parser import underscored
-from dissensus.functional import scores
+from dissensus.export import EXPORTS
+from dissensus.functional.aggregates import AGGREGATES
+from dissensus.functional.losses import REGULARISERS
+from dissensus.functional.scores import SCORES
+from dissensus.models.tails import TAILS
+from dissensus.training.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+REGISTRIES = (AGGREGATES, EXPORTS, METHODS, REGULARISERS, SCORES, suites.SUITES, TAILS)
 
 
 def blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+@pytest.fixture
+def _registries():
+    """Take out again what an example registers."""
+    before = [(registry, dict(registry)) for registry in REGISTRIES]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
+@pytest.mark.usefixtures("_registries")
 def test_python_examples_run(path, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scores, "SCORES", scores.SCORES.copy())
-    monkeypatch.setattr(suites, "SUITES", suites.SUITES.copy())
     for number, code in enumerate(blocks(path)):
         exec(compile(code, f"{path.name} example {number}", "exec"), {})
     if path.name == "README.md":

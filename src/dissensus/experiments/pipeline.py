@@ -29,7 +29,6 @@ from dissensus.training._fit import fit
 from dissensus.training.options import TrainOptions
 from dissensus.training.run import Run
 
-TAIL_NAMES = (*tails.TAILS, "backbone")
 INITS = ("random", "pretrained")
 
 
@@ -107,8 +106,8 @@ def _calibrate(run: Path, held_out: FeatureSet | None) -> None:
 
 def check(names: Sequence[str], members: int, training: Mapping[str, Any], *, seed: int, tail: str | None) -> None:
     """Refuse what no data could be trained with, before hours are spent on features."""
-    if tail is not None and tail not in TAIL_NAMES:
-        raise UnknownNameError("tail", tail, TAIL_NAMES)
+    if tail is not None:
+        _check_tail(tail)
     options = combine(TrainOptions, None, {**training, "seed": seed})
     for name in names:
         options.suited(name).resolve(name, methods.METHODS[name].members or members)
@@ -138,8 +137,7 @@ def new_ensemble(
     about = features.provenance.get("backbone")
     if tail is None:
         tail = "backbone" if about is not None and about["layers"] > 1 else "linear"
-    if tail not in TAIL_NAMES:
-        raise UnknownNameError("tail", tail, TAIL_NAMES)
+    _check_tail(tail)
     if init not in INITS:
         raise DissensusError(f"init must be random or pretrained; got {init!r}")
     if about is None and (tail == "backbone" or init == "pretrained"):
@@ -153,6 +151,12 @@ def new_ensemble(
         if not ensemble.start_from(backbones.restore(about).tail):
             raise DataError(f"init pretrained found nothing of the backbone's tail that fits tail {tail}: use backbone")
     return ensemble
+
+
+def _check_tail(tail: str) -> None:
+    names = (*tails.TAILS, "backbone")
+    if tail not in names:
+        raise UnknownNameError("tail", tail, names)
 
 
 def _template(tail: str, features: FeatureSet, classes: int, about: Mapping[str, Any] | None) -> nn.Module:
