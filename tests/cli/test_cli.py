@@ -177,7 +177,7 @@ def test_bad_npz_files_are_named(tmp_path, capsys):
     expected = {
         "cut": "cannot be read as .npz",
         "plain": "cannot be read as .npz",
-        "missing": "no such file",
+        "missing": "there is no file",
         "text": "cannot be read as .npz",
         "other": "must hold `features`",
         "nan": "4 of 4 rows hold NaN or inf, the first is row 0",

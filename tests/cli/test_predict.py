@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import numpy as np
@@ -19,7 +20,7 @@ from PIL import Image
 from dissensus import backbones
 from dissensus.cli import main
 from dissensus.detection.detector import Detector
-from dissensus.features._extract import extract
+from dissensus.features import FeatureSet, extract
 from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
@@ -97,10 +98,10 @@ def test_calibrate_several_scores_by_class(home, copy, capsys):
         (["--id", "{home}/fresh-features", "--false-alarms", "0"], "between 0 and 1"),
         (["--id", "{home}/fresh-features", "--false-alarms", "7"], "must be a share"),
         (["--id", "{home}/fresh-features", "--score", "pdss"], "did you mean 'pds'"),
-        (["--id", "{home}/nowhere"], "does not exist"),
+        (["--id", "{home}/nowhere"], "there is no file or folder"),
         ([], "either --id SAMPLES or --suite NAME; got neither"),
         (["--id", "{home}/fresh", "--suite", "digits"], "got both"),
-        (["--id", "{home}/fresh", "--root", "data"], "are about a suite"),
+        (["--id", "{home}/fresh", "--root", "data"], "belong to --suite"),
     ],
 )
 def test_calibrate_misuse_leaves_the_run_as_it_was(arguments, words, home, copy, capsys):
@@ -199,6 +200,27 @@ def test_a_list_on_stdin(home, capsys, monkeypatch):
     assert [json.loads(line)["path"] for line in out.splitlines()] == paths
 
 
+@pytest.mark.parametrize("kind", ["image", "list", "table", "tar", "npz"])
+def test_one_path_of_every_kind(kind, home, tmp_path, capsys):
+    files = sorted((home / "fresh" / "blue").iterdir())[:3]
+    with tarfile.open(tmp_path / "few.tar", "w") as tar:
+        for file in files:
+            tar.add(file, file.name)
+    (tmp_path / "few.txt").write_text("\n".join([*map(str, files), str(tmp_path / "gone.png")]))
+    (tmp_path / "few.csv").write_text("\n".join(["path", *map(str, files)]))
+    np.savez(tmp_path / "few.npz", features=FeatureSet.open(home / "fresh-features").rows(slice(0, 3)).numpy())
+    paths = {"image": files[0], "list": "few.txt", "table": "few.csv", "tar": "few.tar", "npz": "few.npz"}
+    code, out, err = run(capsys, "predict", home / "run", tmp_path / paths[kind], "--workers", 0)
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert len(rows) == {"image": 1, "list": 4}.get(kind, 3)
+    expected = Detector.load(home / "run").predict([str(file) for file in files])
+    for row, verdict in zip(rows, expected, strict=False):
+        assert row["score"] == pytest.approx(verdict.score, abs=1e-2 if kind == "npz" else 1e-5)
+    if kind == "list":
+        assert rows[3]["error"] == "no such file or directory"
+
+
 def test_features_and_a_file_to_write(home, tmp_path, capsys):
     code, out, _ = run(capsys, "predict", home / "run", home / "fresh-features", "--out", tmp_path / "new" / "rows.csv")
     assert (code, out) == (0, "")
@@ -238,12 +260,15 @@ def test_without_calibration_it_says_so_and_goes_on(home, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "{tmp}/empty"], "there must be an image to judge"),
+        (["{run}", "{tmp}/empty"], "no image to predict"),
         (["{run}", "{home}/fresh", "--out", "rows.txt"], "must end in .jsonl or .csv"),
         (["{run}", "{home}/fresh", "--out", "rows.csv", "--format", "jsonl"], "must agree"),
-        (["{run}", "-", "{home}/fresh"], "- takes all paths from stdin"),
-        (["{run}", "{home}/fresh-features", "{home}/fresh"], "one folder at a time"),
-        (["{run}", "{home}/fresh", "--batch-size", "0"], "--batch-size is at least 1"),
+        (["{run}", "-", "{home}/fresh"], "the list on stdin must be the only path"),
+        (["{run}", "{home}/fresh-features", "{home}/fresh"], "features must be the only path"),
+        (["{run}", "{home}/fresh", "list.txt"], "a list, table or tar must be the only path"),
+        (["{run}", "list.txt"], "list.txt does not exist"),
+        (["{run}", "x.npz"], "there is no file x.npz"),
+        (["{run}", "{home}/fresh", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["{home}/nowhere", "{home}/fresh"], "there is no such folder"),
         (["{home}/uncalibrated", "{home}/fresh", "--false-alarms", "5%"], "needs a calibrated run"),
         (["{run}", "{home}/fresh", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
@@ -264,7 +289,7 @@ def test_where_nothing_can_be_read_the_code_is_2(home, tmp_path, capsys):
     code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png")
     assert code == 2
     assert json.loads(out)["error"] == "no such file or directory"
-    assert "there must be an image that can be read; none of 1 can" in err
+    assert "at least one image must be readable; none of 1 is" in err
 
 
 def test_a_run_on_bare_features_says_how_to_take_images(tmp_path, train, capsys):

@@ -285,11 +285,12 @@ def test_images_come_in_every_form(seen, tmp_path):
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        ("nowhere.jpg", r"every image must be readable; nowhere.jpg is not \(no such file"),
-        ("nowhere.txt", "nowhere.txt does not exist"),
+        ("nowhere.jpg", "there is no file or folder nowhere.jpg: check the path"),
+        (["nowhere.jpg"], r"every image must be readable; nowhere.jpg is not \(no such file"),
+        ("nowhere.txt", "there is no file or folder nowhere.txt"),
         ("{tmp}/empty", "empty holds none"),
         (["{tmp}/empty"], "folders must hold images"),
-        ("{tmp}/x.npz", "holds arrays"),
+        ("{tmp}/x.npz", "x.npz cannot be read as .npz: damaged"),
         (["cat.jpg", 3], r"got int: for features pass one array \(N, D\)"),
         ([[0.5, 1.0]], "got list"),
         ([np.zeros((4, 4, 3))], r"got ndarray float64 \(4, 4, 3\)"),
@@ -348,6 +349,20 @@ def test_a_stream_gives_every_path_a_row_in_order(seen, tmp_path):
         assert [v.score for v in found if not v.error] == pytest.approx(singly.score.tolist(), abs=1e-5)
     with pytest.raises(DataError, match=r"bad\.png is not \(not an image\)"):
         detector.predict([good[0], bad])
+
+
+def test_a_stream_of_features_is_predicted_in_batches(run, more, tmp_path, monkeypatch):
+    detector = Detector.load(run)
+    monkeypatch.setattr("dissensus.detection.members.batch_size", lambda *_: 150)
+    more.save(tmp_path / "features", dtype="float32")
+    expected = detector.predict(more)
+    for samples in (more, tmp_path / "features"):
+        found = list(detector.stream(samples))
+        assert [v.name for v in found] == [str(i) for i in range(400)]
+        assert [v.score for v in found] == expected.score.tolist()
+    for samples in (torch.zeros(2, 6), 3, [3], [Image.new("RGB", (4, 4))]):
+        with pytest.raises(DissensusError, match=r"a stream takes paths.*: use predict|name none"):
+            list(detector.stream(samples))
 
 
 def test_a_stream_reads_no_further_than_it_must(seen):

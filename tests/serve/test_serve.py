@@ -424,7 +424,7 @@ def test_everybody_is_warned_of_and_a_stop_leaves_nothing(place, tmp_path, monke
     assert ask(made.url, ("a.png", b""), false_alarms=0.1)[0] == 400
     said = made.stop()
     assert "not calibrated" in said
-    assert "WARNING: every address of this machine answers" in said
+    assert "WARNING: listening on every address of this machine" in said
     assert "Traceback" not in said
     assert list(tmp_path.glob("dissensus-serve-*")) == []
 

@@ -1,4 +1,4 @@
-"""dissensus calibrate: a threshold for a run, from ID samples that it was not trained on."""
+"""dissensus calibrate: the threshold of a run, from ID samples that it was not trained on."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def calibrate(
     accelerator: str = "auto",
     progress: bool = True,
 ) -> None:
-    """Set the score above which a sample is called out of distribution, and keep it with the run.
+    """Set the score above which a sample is called out of distribution, and save it with the run.
 
-    The rate is promised by split-conformal calibration: for samples like those given, at most so many are called out,
-    on average over calibration sets of this size, whatever the score and the ensemble.
+    Split-conformal calibration guarantees the rate: of samples like those given, at most that share is called out, on
+    average over calibration sets of this size, whatever the score and the ensemble.
 
     Args:
         run: a run folder.
-        id: ID samples that were not trained on: a feature folder, an .npz file, or images as extract takes them.
-        suite: instead of --id, the held-out set of a suite: dissensus list suites.
+        id: ID samples that were not trained on: a feature folder, an .npz file, or images as for extract.
+        suite: the held-out set of a suite, instead of --id: dissensus list suites.
         root: the folder that holds a suite's images.
-        features: folder for a suite's features; by default the user's cache.
+        features: the folder for a suite's features; by default the user's cache.
         false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
-        score: what to calibrate, pds by default: dissensus list scores. Several are combined as p-values.
-        by_class: a threshold for each predicted class, so that the rate holds within each.
+        score: the score to calibrate, by default pds: dissensus list scores. Several are combined as p-values.
+        by_class: set one threshold per predicted class, so that the rate holds within each.
         engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
-        progress: show a progress bar when stderr is a terminal.
+        progress: show a progress bar if stderr is a terminal.
     """
     from tabulate import tabulate
 
@@ -57,16 +57,16 @@ def calibrate(
     names = score_names(",".join(score or ["pds"]))
     if (id is None) == (suite is None):
         got = "neither" if id is None else "both"
-        raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}")
+        raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}: give one")
     if id is not None and (root is not None or features is not None):
-        raise DissensusError("--root and --features are about a suite; got --id with them: leave them out")
+        raise DissensusError("--root and --features belong to --suite; got them with --id: leave them out")
     device = inputs.launch(accelerator, 1, 1, "32-true").device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
-    samples = inputs.find_samples(id) if id is not None else inputs.held_out(run, str(suite), root, features)
-    with warnings.catch_warnings(record=True) as told:
+    samples = id if id is not None else inputs.held_out(run, str(suite), root, features)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         detector.calibrate(samples, rate, names, by_class=by_class, progress=progress)
-    for warning in told:
+    for warning in caught:
         say(f"warning: {warning.message}")
     detector.save(run)
     assert detector.threshold is not None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import numpy as np
 from lightning_fabric import Fabric
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
@@ -21,7 +18,6 @@ from dissensus.backbones import Backbone
 from dissensus.cli.parser import say
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
-from dissensus.features.store import Store
 from dissensus.images import ImageSet
 from dissensus.training.options import Precision
 from dissensus.training.run import Run
@@ -30,9 +26,7 @@ from dissensus.training.run import Run
 def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
     """A feature folder, an .npz file, or the training set of an embedded suite by name (and then that suite)."""
     path = Path(where)
-    if path.suffix == ".npz":
-        return _npz(path), None
-    if path.exists() or os.sep in where:
+    if path.exists() or os.sep in where or path.suffix == ".npz":
         return FeatureSet.open(path), None
     if where not in suites.SUITES:
         raise UnknownNameError("features (neither a folder, an .npz file nor a suite)", where, suites.SUITES)
@@ -45,41 +39,12 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
     return suite.train, suite
 
 
-def is_features(where: str) -> bool:
-    """Whether this names features: a feature folder or an .npz file."""
-    return Path(where).suffix == ".npz" or Store(Path(where)).finished
-
-
-def find_samples(where: str) -> FeatureSet | ImageSet:
-    """Features, or images as extract takes them; labels are of no matter."""
-    if is_features(where):
-        return find_features(where)[0]
-    try:
-        return ImageSet.find(where)  # with labels, if it has any, lest the training images look like others
-    except DataError:
-        return ImageSet.find(where, unlabelled=True)
-
-
 def held_out(run: str, suite: str, root: str | None, features: str | None) -> FeatureSet:
     """The held-out set of a suite, through the backbone of a run."""
     loaded = suites.load(suite, **suite_options([Run.open(run)], suite, root, features))
     if loaded.held_out is None:
         raise DataError(f"suite {suite} holds nothing out to calibrate on: give ID samples of your own with --id")
     return loaded.held_out
-
-
-def _npz(path: Path) -> FeatureSet:
-    if not path.is_file():
-        raise DataError(f"no such file: {path}; give an .npz with arrays `features` and `labels`, or a feature folder")
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as .npz: damaged, or no arrays; write it with numpy.savez") from error
-    if "features" not in found:
-        names = ", ".join(found) or "none"
-        raise DataError(f"{path} must hold `features` (N, D) and, where labelled, `labels` (N,); it holds {names}")
-    return FeatureSet.from_arrays(found["features"], found.get("labels"), groups=found.get("groups"))
 
 
 def find_sets(

@@ -1,4 +1,4 @@
-"""dissensus predict: a verdict for every image, as they come."""
+"""dissensus predict: a verdict for every image."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from dissensus.cli.parser import Arguments, say, share, uncalibrated
 
 EXAMPLE = "dissensus predict runs/mine photos/*.jpg"
 PLAIN: Arguments = {
-    "run": {"help": "a run folder, best calibrated first: dissensus calibrate"},
+    "run": {"help": "a run folder, preferably calibrated: dissensus calibrate"},
     "paths": {
         "nargs": "+",
         "metavar": "PATH",
-        "help": "images, folders of images, - for a list of paths on stdin, or one feature folder or .npz file",
+        "help": "images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or "
+        "- for a list of paths on stdin",
     },
 }
 
@@ -37,22 +38,22 @@ def predict(
     accelerator: str = "auto",
     progress: bool = True,
 ) -> None:
-    """Say of every image what it is, how sure that is, and whether it is out of distribution.
+    """Predict the class of every image, its confidence, and whether the image is out of distribution.
 
-    Images are read as they come, in constant memory. One that cannot be read has an error in its place.
+    Images are read as they come, in constant memory. One that cannot be read has an error in its row.
 
     Args:
         run: a run folder.
-        paths: images, folders of images, or - for a list of paths on stdin.
+        paths: images and folders of images, a list, a table, a tar, features, or - for a list of paths on stdin.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote.
-        false_alarms: share of ID samples that may be called out, instead of the calibrated one: the same calibration.
-        batch_size: images at once through the trunk; verdicts come by this many for each worker, twice.
-        workers: processes that read images; by default one a core, at most 8; 0: none, for paths that come slowly.
+        false_alarms: share of ID samples that may be called out, instead of the calibrated one.
+        batch_size: images per batch; each worker prefetches two batches.
+        workers: processes that read images; by default one per core, at most 8; 0 for paths that arrive slowly.
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
-        progress: show a progress bar when stderr is a terminal and stdout is not.
+        progress: show a progress bar if stderr is a terminal and stdout is not.
     """
     from tqdm import tqdm
 
@@ -60,9 +61,11 @@ def predict(
     from dissensus.cli import inputs, rows
     from dissensus.detection.detector import Detector
 
-    form = _form(format, out)
+    file_format = _file_format(format, out)
     if batch_size < 1 or (workers is not None and workers < 0):
-        raise DissensusError(f"--batch-size is at least 1 and --workers at least 0; got {batch_size} and {workers}")
+        raise DissensusError(
+            f"--batch-size must be at least 1 and --workers at least 0; got {batch_size} and {workers}: try 64 and 2"
+        )
     device = inputs.launch(accelerator, 1, 1, "32-true").device
     detector = Detector.load(run, engine=engine, device=device)
     if false_alarms is not None:
@@ -73,37 +76,34 @@ def predict(
         say(uncalibrated(run))
     if out is not None:
         make_folder(Path(out).parent)
-    seen: Counter[str] = Counter()
+    verdicts = rows.verdicts(detector, paths, batch_size, workers)
+    counts: Counter[str] = Counter()
     start = time.monotonic()
     with replacing(Path(out)) if out is not None else nullcontext() as target:
-        # names that are not UTF-8 go through as they are
+        # Names that are not UTF-8 are passed through unchanged.
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
                 utf8 = stream.encoding.lower().replace("-", "") == "utf8"
                 stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
-        named = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-        with open(target, "w", **named) if target else nullcontext(sys.stdout) as file:  # type: ignore[call-overload]
-            write = rows.writer(form, file, detector, explain)
+        mode = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+        with open(target, "w", **mode) if target else nullcontext(sys.stdout) as file:  # type: ignore[call-overload]
+            write = rows.writer(file_format, file, detector, explain)
             hidden = True if not progress or (out is None and sys.stdout.isatty()) else None
-            verdicts = rows.verdicts(detector, paths, batch_size, workers)
             for verdict in tqdm(verdicts, desc="predict", unit="image", leave=False, disable=hidden):
                 write(verdict)
-                seen["error" if verdict.error else verdict.verdict] += 1
-        if not seen:
-            raise DissensusError(
-                f"there must be an image to judge; {', '.join(paths)[:200]} names none: check the path"
-            )
-        if seen.total() == seen["error"]:
-            raise DissensusError(
-                f"there must be an image that can be read; none of {seen.total():,} can: check the paths"
-            )
+                counts["error" if verdict.error else verdict.verdict] += 1
+        if not counts:
+            raise DissensusError(f"no image to predict; {', '.join(paths)[:200]} names none: check the path")
+        if counts.total() == counts["error"]:
+            raise DissensusError(f"at least one image must be readable; none of {counts.total():,} is: check the paths")
     seconds = time.monotonic() - start
-    parts = [f"{seen['out']:,} out of distribution"] * (detector.threshold is not None)
-    parts += [f"{seen['error']:,} could not be read"] * bool(seen["error"])
-    say(f"{seen.total():,} in {seconds:.1f} s ({seen.total() / seconds:.0f} a second): {', '.join(parts)}".rstrip(": "))
+    parts = [f"{counts['out']:,} out of distribution"] * (detector.threshold is not None)
+    parts += [f"{counts['error']:,} could not be read"] * bool(counts["error"])
+    rate = f"{counts.total():,} in {seconds:.1f} s ({counts.total() / seconds:.0f} per second)"
+    say(f"{rate}: {', '.join(parts)}" if parts else rate)
 
 
-def _form(format: str, out: str | None) -> str:
+def _file_format(format: str, out: str | None) -> str:
     if out is None:
         if sys.stdout is None:
             raise DissensusError("verdicts go to stdout; it is closed: open it, or give --out FILE")

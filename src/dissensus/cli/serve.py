@@ -11,7 +11,7 @@ from dissensus.cli.parser import Arguments, say, uncalibrated
 
 EXAMPLE = "dissensus serve runs/mine"
 PLAIN: Arguments = {
-    "run": {"help": "a run folder, best calibrated first: dissensus calibrate"},
+    "run": {"help": "a run folder, preferably calibrated: dissensus calibrate"},
 }
 
 
@@ -26,18 +26,18 @@ def serve(
     engine: Literal["eager", "onnx"] = "eager",
     accelerator: str = "auto",
 ) -> None:
-    """Serve a run on this machine: drop an image on the page, or post it to the API, and read the verdict.
+    """Serve a run on this machine: a page to drop images on, and a JSON API.
 
-    Nothing is sent anywhere; uploads are gone when the server stops. Needs dissensus[serve].
+    Nothing leaves this machine; uploads are deleted when the server stops. Needs the extra serve.
 
     Args:
         run: a run folder.
-        host: address to answer at; 0.0.0.0 is every address, for everybody who can reach this machine.
-        port: port to answer at; 0 takes a free one.
-        max_upload_mb: largest upload, in MB: a file on the page, a request to the API.
-        examples: a folder of images to click; by default some that the run was judged on.
+        host: the address to listen on; 0.0.0.0 is every address, open to everyone who can reach this machine.
+        port: the port to listen on; 0 picks a free one.
+        max_upload_mb: the largest upload in MB: a file on the page, a request to the API.
+        examples: a folder of images to click; by default some that the run was evaluated on.
         train: the training features, to show the nearest training images.
-        images: the images that they were extracted from, to show those too.
+        images: the images that --train was extracted from, to show them too.
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
     """
@@ -45,7 +45,7 @@ def serve(
     from dissensus.detection.detector import Detector
     from dissensus.features import check_backbone
     from dissensus.images import ImageSet
-    from dissensus.serve import examples as tried
+    from dissensus.serve import examples as clickable
     from dissensus.serve import server
     from dissensus.serve.neighbours import Neighbours
     from dissensus.serve.service import Service
@@ -54,8 +54,8 @@ def serve(
     if not 0 < max_upload_mb <= 2000:
         raise DissensusError(f"--max-upload-mb must be above 0 and at most 2000; got {max_upload_mb:g}: try 20")
     if images is not None and train is None:
-        raise DissensusError("--images goes with --train, whose rows it shows; got --images alone: give both")
-    with server.bind(host, port) as where:  # before the rest, which takes a while
+        raise DissensusError("--images shows the rows of --train; got --images alone: give both")
+    with server.bind(host, port) as where:  # first, because the rest takes a while
         device = inputs.launch(accelerator, 1, 1, "32-true").device
         detector = Detector.load(run, engine=engine, device=device)
         neighbours = None
@@ -66,13 +66,13 @@ def serve(
         service = Service(detector, Path(run).resolve().name, neighbours)
         if detector.threshold is None:
             say(uncalibrated(run))
-        shown = tried.of_folder(examples) if examples is not None else tried.of_run(Path(run))
+        shown = clickable.of_folder(examples) if examples is not None else clickable.of_run(Path(run))
         number = where.getsockname()[1]
 
         def ready() -> None:
             if host in server.EVERYWHERE:
-                say("WARNING: every address of this machine answers, to everybody who can reach it, without a password")
-            say("Ctrl-C stops it")
+                say("WARNING: listening on every address of this machine, without a password")
+            say("press Ctrl-C to stop")
             name = "localhost" if host in server.EVERYWHERE else f"[{host}]" if ":" in host else host
             print(f"http://{name}:{number}", flush=True)
 

@@ -8,7 +8,7 @@ for verdict in detector.predict(["cat.jpg", "what.png"]):
 
 from __future__ import annotations
 
-import os
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from torch import Tensor
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.backbones import Backbone
 from dissensus.detection import pretrained
-from dissensus.detection._samples import PathLike, Samples, resolve
-from dissensus.detection.members import BATCH, Members
+from dissensus.detection.members import BATCH, Members, class_names
+from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
 from dissensus.detection.threshold import Identity, Threshold, check_count, combine, score_names
 from dissensus.detection.verdicts import Verdict, Verdicts
 from dissensus.features import FeatureSet
 from dissensus.functional import aggregates
-from dissensus.images import ImageSet, walk
+from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
 
@@ -60,7 +60,7 @@ class Detector:
     ) -> None:
         aggregates.of_kind("logits").check(aggregate)
         self.members = Members(ensemble, backbone, engine)
-        self.classes = _class_names(classes, ensemble.classes)
+        self.classes = class_names(classes, ensemble.classes)
         self.aggregate, self.threshold = aggregate, threshold
         self.trained_on = dict(trained_on or {})
 
@@ -250,21 +250,25 @@ class Detector:
         return Verdicts.concatenate(parts).named(resolved.names)
 
     def stream(
-        self, paths: Iterable[PathLike] | ImageSet, *, batch_size: int = BATCH, workers: int | None = None
+        self, samples: Samples | Iterable[PathLike], *, batch_size: int = BATCH, workers: int | None = None
     ) -> Iterator[Verdict]:
-        """Predict images as they come, in order and in bounded memory.
+        """Predict samples as they come, in order and in bounded memory.
 
         Args:
-            paths: Paths of images, of which there may be any number; or an `ImageSet`.
+            samples: Paths, as a list or an iterator without end; one path; an `ImageSet` or a `FeatureSet`.
             batch_size: Images per batch; each worker prefetches two batches.
             workers: Processes that read images; None: one per core, at most 8; 0: none.
 
         Yields:
-            One verdict per image; one that cannot be read has an `error`.
+            One verdict per sample; an image that cannot be read has an `error`.
         """
-        if isinstance(paths, str | os.PathLike):
-            paths = walk([os.fspath(paths)])
-        with self.members.encoder.stream(paths, batch_size=batch_size, workers=workers) as batches:
+        source = stream_of(samples)
+        if isinstance(source, FeatureSet):
+            numbers = map(str, itertools.count())
+            for logits in self.members.logits(Resolved(source)):
+                yield from self.predict_logits(logits).named(list(itertools.islice(numbers, logits.shape[1])))
+            return
+        with self.members.encoder.stream(source, batch_size=batch_size, workers=workers) as batches:
             for batch, features in batches:
                 verdicts: Iterator[Verdict] = iter(())
                 if len(features):
@@ -289,12 +293,3 @@ class Detector:
     def _log_probs(self, logits: Tensor) -> Tensor:
         log_probs: Tensor = aggregates.AGGREGATES[self.aggregate](logits)
         return log_probs
-
-
-def _class_names(names: Sequence[str], count: int | None) -> tuple[str, ...]:
-    """Return a name for each of `count` classes; those without one are numbered."""
-    if count is None and not names:
-        raise DissensusError("a custom tail needs the names of its classes; got none: give classes=[...]")
-    if count is not None and len(names) > count:
-        raise DissensusError(f"a class needs a logit; the tail has {count}, got {len(names)} names: check them")
-    return (*names, *(str(c) for c in range(len(names), count or 0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.backbones import Backbone
-from dissensus.detection._samples import Resolved
+from dissensus.detection.samples import Resolved
 from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.features.encoder import Encoder
@@ -104,3 +104,16 @@ class Members:
         with self.encoder.stream(images, batch_size=BATCH, strict=True) as batches:
             for _, features in batches:
                 yield features
+
+
+def class_names(names: Sequence[str], count: int | None) -> tuple[str, ...]:
+    """Return a name for each of `count` classes; those without one are numbered.
+
+    Raises:
+        DissensusError: If there are more names than classes, or neither names nor a known number of classes.
+    """
+    if count is None and not names:
+        raise DissensusError("a custom tail needs the names of its classes; got none: give classes=[...]")
+    if count is not None and len(names) > count:
+        raise DissensusError(f"a class needs a logit; the tail has {count}, got {len(names)} names: check them")
+    return (*names, *(str(c) for c in range(len(names), count or 0)))

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError
 from dissensus.features import _shards
 from dissensus.features._shards import Shard
+from dissensus.features.npz import read_npz
 from dissensus.features.writer import FeatureWriter
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Array, Values
@@ -86,11 +87,14 @@ class FeatureSet:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> FeatureSet:
-        """The set in a folder, memory-mapped: labels and groups are read, features are not.
+        """The set in a folder, memory-mapped: labels and groups are read, features are not; or that of an .npz file.
 
         Checks that every shard is there in full; `verify` also reads them all and checks their sha256.
         """
         folder = Path(folder)
+        if folder.suffix == ".npz":
+            values = read_npz(folder)
+            return cls.from_arrays(values["features"], values.get("labels"), groups=values.get("groups"))
         index = _shards.read_index(folder)
         maps = [_shards.map_shard(folder, shard, index) for shard in index.shards]
         codes: dict[str, Tensor] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from dissensus._core.errors import DataError
 from dissensus.images.decoding import SUFFIXES
@@ -63,7 +63,7 @@ def _walk(root: str) -> tuple[dict[str, int], set[str]]:
     return found, folders
 
 
-def walk(paths: Sequence[str]) -> Iterator[str]:
+def walk(paths: Iterable[str]) -> Iterator[str]:
     """Yield every path as given and, of a folder, every image below it, sorted within each folder."""
     for path in paths:
         if not os.path.isdir(path):

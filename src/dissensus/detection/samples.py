@@ -1,9 +1,9 @@
-"""Samples: everything that `Detector.predict` and `calibrate` take, as features or as a source of images."""
+"""Samples: everything that a detector takes, as features or as a source of images."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from dissensus.features import FeatureSet
 from dissensus.features.store import Store
 from dissensus.functional import arrays
 from dissensus.images import ImageSet, walk
-from dissensus.images.finding import FEATURES, LISTS, TABLES
+from dissensus.images.finding import LISTS, TABLES
 from dissensus.images.lists import IMAGE_COLUMNS
 
 PathLike = str | os.PathLike[str]
@@ -70,11 +70,51 @@ def resolve(samples: Samples) -> Resolved:
     raise DataError(f"{KINDS}; got {empty}{type(samples).__name__}")
 
 
+def stream_of(samples: Samples | Iterable[PathLike]) -> FeatureSet | ImageSet | Iterator[str]:
+    """Return what `Detector.stream` runs on: features, a set of images, or an iterator of any number of paths.
+
+    Raises:
+        DataError: If it is none of these.
+    """
+    if isinstance(samples, FeatureSet | ImageSet):
+        return samples
+    if isinstance(samples, str | os.PathLike):
+        path = os.fspath(samples)
+        if is_features(path):
+            return FeatureSet.open(path)
+        return ImageSet.find(path, unlabelled=True) if is_listing(path) else walk([path])
+    if isinstance(samples, Iterable) and not isinstance(samples, Image.Image | Tensor | np.ndarray | pd.DataFrame):
+        return walk(map(_checked_path, samples))
+    raise _not_streamed(samples)
+
+
+def _checked_path(path: object) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise _not_streamed(path)
+    return os.fspath(path)
+
+
+def _not_streamed(value: object) -> DataError:
+    return DataError(f"a stream takes paths, an ImageSet or a FeatureSet; got {type(value).__name__}: use predict")
+
+
+def is_features(path: str) -> bool:
+    """Whether a path names features: a feature folder or an .npz file."""
+    return path.endswith(".npz") or (os.path.isdir(path) and Store(Path(path)).finished)
+
+
+def is_listing(path: str) -> bool:
+    """Whether a path names a file of many images: a list (.txt), a table (.csv, .tsv) or a .tar."""
+    return path.lower().endswith((*LISTS, *TABLES, ".tar"))
+
+
 def _from_path(path: str) -> Resolved:
-    if Store(Path(path)).finished:
+    if is_features(path):
         return Resolved(FeatureSet.open(path))
+    if not os.path.exists(path):
+        raise DataError(f"samples must exist; there is no file or folder {path}: check the path")
     folder = os.path.isdir(path)
-    if not folder and not path.lower().endswith((*LISTS, *TABLES, *FEATURES, ".tar")):
+    if not folder and not is_listing(path):
         return Resolved([path], (path,))
     try:
         images = ImageSet.find(path)  # With labels, if there are any: `Detector.calibrate` recognises training images.
