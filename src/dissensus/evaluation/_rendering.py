@@ -6,11 +6,10 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 if TYPE_CHECKING:
@@ -108,45 +107,10 @@ def _tex(plain: str) -> str:
     return re.sub("|".join(map(re.escape, escapes)), lambda found: escapes[found[0]], plain)
 
 
-HTML = """
-<div class="scroll" tabindex="0" role="region" aria-label="Table: {{ table.title }}">
-<table class="sortable">
-{% if table.title %}<caption>{{ table.title }}</caption>{% endif %}
-<thead>
-<tr>{% for head in table.heads %}<td></td>{% endfor %}
-{%- for group, places in table.groups.items() %}<th scope="colgroup" colspan="{{ places | length }}">{{ group }}</th>
-{%- endfor %}</tr>
-<tr>{% for head in table.heads %}<th scope="col" class="text">{{ head }}</th>{% endfor %}
-{%- for j in order %}<th scope="col">{{ table.columns[j].name }}</th>{% endfor %}</tr>
-</thead>
-<tbody>
-{%- for row in table.rows %}
-{%- set i = loop.index0 %}
-<tr{% if row.source %} class="{{ row.source }}"{% endif %}>
-{%- for name in row.names %}<th scope="row">{{ name }}
-{%- if row.source and loop.last %} <small>({{ row.source }})</small>{% endif %}</th>{% endfor %}
-{%- for j in order %}
-{%- set value, cell = row.cells[j], table.columns[j].text(row.cells[j]) -%}
-<td{% if value is not none %} data-value="{{ value.mean }}"{% endif %}>
-{%- if (i, j) in best %}<strong>{{ cell }}</strong>{% else %}{{ cell }}{% endif %}</td>
-{%- endfor %}</tr>
-{%- endfor %}
-</tbody>
-</table>
-</div>
-{% if table.note %}<p class="note">{{ table.note }}</p>{% endif %}
-"""
-
-
 def html(table: Table) -> Markup:
     """A table whose cells carry their values, for the page's script to sort by; see `Table.html`."""
-    template = _environment().from_string(HTML)
-    return Markup(template.render(table=table, order=_order(table), best=table.best()).strip() + "\n")
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader("dissensus", "evaluation"), autoescape=True)
+    return Markup(environment.get_template("table.html").render(table=table, order=_order(table), best=table.best()))
 
 
 def _order(table: Table) -> list[int]:

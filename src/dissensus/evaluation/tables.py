@@ -124,7 +124,7 @@ class Table:
                 )
 
     def best(self) -> set[tuple[int, int]]:
-        """Places (row, column) of the best value of each column, ties included, among rows measured here."""
+        """Places (row, column) of the best values of each column, among rows measured here; none if all are equal."""
         places = set()
         for j, column in enumerate(self.columns):
             measured = [(i, row.cells[j]) for i, row in enumerate(self.rows) if not row.source]
@@ -132,7 +132,8 @@ class Table:
             if not column.better or len(means) < 2:
                 continue
             top = (max if column.better == "higher" else min)(mean for _, mean in means)
-            places |= {(i, j) for i, mean in means if math.isclose(mean, top, abs_tol=1e-12)}
+            ties = {(i, j) for i, mean in means if math.isclose(mean, top, abs_tol=1e-12)}
+            places |= ties if len(ties) < len(means) else set()
         return places
 
     @property

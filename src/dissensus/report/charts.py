@@ -1,4 +1,4 @@
-"""The charts of a page: histogram, lines with deviations, ROC, reliability, heat map, bars. Each with its data."""
+"""The charts of a page: histogram, ROC, reliability, heat map, bars, lines with deviations; each with its data."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
+from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.report import svg
 from dissensus.report.numbers import Array, Histogram, Reliability, Roc
 from dissensus.report.svg import Axis, Plot
 
-MARKED = 25  # a line of so many points or fewer shows them
+MARKED = 25  # lines with at most this many points show markers
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its title, its legend, and its numbers as a table where they are few."""
+    """A drawing with its title and legend, and with its numbers as a table where they are few."""
 
     title: str
     drawing: Markup
@@ -38,22 +39,24 @@ class Line:
     deviation: Sequence[float] = ()
 
 
-def histogram(title: str, score: str, found: Histogram, inside: str, other: str, limit: float, caught: float) -> Chart:
+def histogram(title: str, score: str, data: Histogram, inside: str, other: str, limit: float, caught: float) -> Chart:
     """Two sets over a score: the id set filled, the other outlined, and the line above which samples are flagged."""
-    edges = found.edges
-    top = max(float(found.shares[inside].max()), float(found.shares[other].max()))
+    edges = data.edges
+    top = max(float(data.shares[inside].max()), float(data.shares[other].max()))
     ticks = tuple((v / 100, f"{v}%") for v in (0, 1, 5, 10, 20, 40, 60, 80, 100) if v / 100 <= top * 1.3 or v < 5)
     y = Axis("share of samples (root scale)", 0, max(ticks[-1][0], top), ticks, "sqrt")
     plot = Plot(svg.tight_axis(score, float(edges[0]), float(edges[-1])), y)
-    plot.line(_steps(edges, found.shares[inside]), 0, shape="area")
-    plot.line(_steps(edges, found.shares[other]), 1, shape="outline")
+    plot.line(_steps(edges, data.shares[inside]), 0, shape="area")
+    plot.line(_steps(edges, data.shares[other]), 1, shape="outline")
     plot.line([(limit, 0), (limit, y.high)], 0, shape="guide")
-    plot.text(limit, y.high, "5% line", anchor="middle", dx=0, dy=-5)
-    label = f"{title}. Above {limit:.4g}, where at most 5% of {inside} lie, are {caught:.1%} of {other}."
+    plot.text(limit, y.high, f"{FALSE_ALARMS:.0%} line", anchor="middle", dx=0, dy=-5)
+    label = (
+        f"{title}. Above {limit:.4g}, where at most {FALSE_ALARMS:.0%} of {inside} lie, are {caught:.1%} of {other}."
+    )
     rows = tuple(
-        (f"{edges[i]:.4g} to {edges[i + 1]:.4g}", *(f"{100 * found.shares[n][i]:.1f}" for n in (inside, other)))
+        (f"{edges[i]:.4g} to {edges[i + 1]:.4g}", *(f"{100 * data.shares[n][i]:.1f}" for n in (inside, other)))
         for i in range(len(edges) - 1)
-        if found.shares[inside][i] or found.shares[other][i]
+        if data.shares[inside][i] or data.shares[other][i]
     )
     legend = ((svg.swatch(0, "area"), inside), (svg.swatch(1, "line"), other))
     note = f"{caught:.1%} of {other} above the line at {limit:.4g}"
@@ -68,7 +71,7 @@ def _steps(edges: Array, shares: Array) -> list[tuple[float, float]]:
 
 
 def rocs(title: str, curves: Mapping[str, Roc]) -> Chart:
-    """Share caught against false alarms, a line a family; the diagonal is guessing."""
+    """Share caught against false alarms, one line per family; the diagonal is guessing."""
     plot = Plot(svg.share_axis("false alarms: id samples flagged"), svg.share_axis("caught"), 270)
     plot.line([(0, 0), (1, 1)], 7, shape="guide")
     for number, curve in enumerate(curves.values(), start=1):
@@ -88,27 +91,27 @@ def rocs(title: str, curves: Mapping[str, Roc]) -> Chart:
     return Chart(title, plot.svg(label), legend, heads, rows, "numbers: area under the curve; 0.5 is guessing")
 
 
-def reliability(title: str, found: Mapping[str, Reliability]) -> Chart:
-    """Accuracy against confidence, a line a family; on the diagonal confidence is what it says."""
+def reliability(title: str, curves: Mapping[str, Reliability]) -> Chart:
+    """Accuracy against confidence, one line per family; on the diagonal both are equal."""
     plot = Plot(svg.share_axis("confidence"), svg.share_axis("accuracy"), 270)
     plot.line([(0, 0), (1, 1)], 7, shape="guide")
-    for number, curve in enumerate(found.values()):
+    for number, curve in enumerate(curves.values()):
         points = list(zip(curve.confidence.tolist(), curve.accuracy.tolist(), strict=True))
         plot.line(points, number)
         for x, y in points:
             plot.marker(x, y, number)
     rows = tuple(
         (name, f"{100 * x:.1f}", f"{100 * y:.1f}", f"{n:.0f}")
-        for name, curve in found.items()
+        for name, curve in curves.items()
         for x, y, n in zip(curve.confidence, curve.accuracy, curve.count, strict=True)
     )
-    words = ", ".join(f"{name} {curve.error:.3f}" for name, curve in found.items())
+    words = ", ".join(f"{name} {curve.error:.3f}" for name, curve in curves.items())
     legend = tuple(
         (svg.swatch(number, "marked"), f"{name}, ECE {curve.error:.3f}")
-        for number, (name, curve) in enumerate(found.items())
+        for number, (name, curve) in enumerate(curves.items())
     )
     heads = ("set", "confidence %", "accuracy %", "samples")
-    note = "below the diagonal: surer than right"
+    note = "below the diagonal: overconfident"
     return Chart(title, plot.svg(f"{title}. Expected calibration error: {words}."), legend, heads, rows, note)
 
 
@@ -138,7 +141,7 @@ def heat_map(title: str, shares: Array) -> Chart:
     body += f'<text class="name" transform="{turned}" text-anchor="middle">member</text>'
     pairs = shares[~np.eye(count, dtype=bool)] if count > 1 else shares.ravel()
     words = (
-        f"Two members name the same class for {pairs.mean():.1%} on average ({pairs.min():.1%} to {pairs.max():.1%})"
+        f"Two members predict the same class for {pairs.mean():.1%} on average ({pairs.min():.1%} to {pairs.max():.1%})"
     )
     return Chart(title, svg.frame(svg.WIDTH, top + size + 38, f"{title}. {words}.", body), note=words + ".")
 
@@ -168,7 +171,7 @@ def bars(title: str, x_name: str, values: Mapping[str, float], *, low: float = 0
 
 
 def lines(title: str, x_name: str, y_name: str, drawn: Sequence[Line], *, table: bool = True) -> Chart:
-    """Lines with a band of one deviation either way; x in even places where its gaps differ too much."""
+    """Lines with a band of one deviation either way; x evenly spaced where its gaps differ too much for a scale."""
     xs = sorted({x for line in drawn for x in line.x})
     gaps = np.diff(xs)
     uneven = len(gaps) > 1 and float(gaps.max()) > 6 * float(gaps.min())
@@ -198,8 +201,8 @@ def lines(title: str, x_name: str, y_name: str, drawn: Sequence[Line], *, table:
 
 def _ends(line: Line) -> list[float]:
     spread = line.deviation or [0.0] * len(line.y)
-    found = [(v - d, v + d) for v, d in zip(line.y, spread, strict=True) if v is not None]
-    return [end for pair in found for end in pair if math.isfinite(end)]
+    ends = [(v - d, v + d) for v, d in zip(line.y, spread, strict=True) if v is not None]
+    return [end for pair in ends for end in pair if math.isfinite(end)]
 
 
 def _story(line: Line) -> str:

@@ -23,14 +23,14 @@ def above(scores: Array, limit: float) -> float:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Shares of samples between edges; what lies beyond the outermost edges counts to the outermost bins."""
+    """Shares of samples between edges; the outermost bins include the samples beyond."""
 
     edges: Array  # (B + 1,)
     shares: Mapping[str, Array]  # (B,) each, summing to 1
 
 
 def histogram(groups: Mapping[str, Array], bins: int = BINS) -> Histogram:
-    """Common bins for all groups: whole numbers get a bin each, others equal ones over all but the last permille."""
+    """Common bins for all groups: one per whole number, else equal ones between the 0.1% and 99.9% quantiles."""
     pooled = np.concatenate(list(groups.values()))
     low, high = float(pooled.min()), float(pooled.max())
     if high - low <= bins and bool((pooled == np.round(pooled)).all()):
@@ -60,11 +60,11 @@ class Roc:
         return float(np.trapezoid(self.caught, self.flagged))
 
     def at(self, flagged: float) -> float:
-        """The share caught at so many false alarms, read from the line."""
+        """The share caught at a share of false alarms, interpolated."""
         return float(np.interp(flagged, self.flagged, self.caught))
 
     def thinned(self, points: int = POINTS) -> Roc:
-        """At most so many points, evenly along the line: enough to draw it."""
+        """At most `points` points, evenly along the line: enough to draw it."""
         way = self.flagged + self.caught
         if len(way) <= points:
             return self
@@ -85,7 +85,7 @@ def roc(inside: Array, outside: Array) -> Roc:
 
 @dataclass(frozen=True)
 class Reliability:
-    """By confidence: how often the answer was right; `error` is the expected calibration error, within [0, 1]."""
+    """Accuracy by confidence; `error` is the expected calibration error, within [0, 1]."""
 
     confidence: Array  # mean of each bin that holds samples
     accuracy: Array
@@ -94,7 +94,7 @@ class Reliability:
 
 
 def reliability(confidence: Array, correct: Array, bins: int = CALIBRATION_BINS) -> Reliability:
-    """Equal bins over [0, 1]; the error is the mean gap between confidence and accuracy, weighed by samples."""
+    """Equal bins over [0, 1]; the error is the mean gap between confidence and accuracy, weighted by samples."""
     place = np.clip((confidence * bins).astype(int), 0, bins - 1)
     count = np.bincount(place, minlength=bins).astype(float)
     there = count > 0
@@ -105,10 +105,10 @@ def reliability(confidence: Array, correct: Array, bins: int = CALIBRATION_BINS)
 
 
 def agreement(votes: NDArray[np.int64]) -> Array:
-    """Votes (M, N) -> (M, M): the share of samples on which two members name the same class."""
-    return np.stack([(votes == own).mean(axis=1, dtype=float) for own in votes])
+    """Votes (M, N) -> (M, M): the share of samples on which two members predict the same class."""
+    return np.stack([(votes == member).mean(axis=1, dtype=float) for member in votes])
 
 
 def chance(share: float, count: int) -> float:
-    """Two standard errors of a share found on so many samples: less than that may be luck."""
+    """Two standard errors of a share measured on `count` samples: a smaller difference may be luck."""
     return 2 * math.sqrt(max(share * (1 - share), 1 / (4 * count)) / count) if count else 1.0

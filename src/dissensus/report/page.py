@@ -59,24 +59,24 @@ def render(template: str, context: Mapping[str, Any], path: Path) -> None:
 def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, Any]:
     if not sources.runs:
         return {"about": "", "scores": [], "all_scores": [], "summaries": {}, "tables": [], "detections": {}}
-    frames = [found.evaluation.frame.assign(row=found.row, run=found.name) for found in sources.runs]
+    frames = [entry.evaluation.frame.assign(row=entry.row, run=entry.name) for entry in sources.runs]
     results = Results(pd.concat(frames, ignore_index=True))
     views, by_row = list[runview.RunView](), dict[str, list[Facts]]()
     kept, chosen = list[str](), list[str]()
-    for found in sources.runs:
-        families = pools.pool(found.evaluation)
+    for entry in sources.runs:
+        families = pools.pool(entry.evaluation)
         there = list(pools.inside(families).scores)
         if score not in there:
             raise DissensusError(
-                f"score {score} was not kept when {found.run.folder} was evaluated; it has {', '.join(there)}: "
+                f"score {score} was not kept when {entry.run.folder} was evaluated; it has {', '.join(there)}: "
                 "choose one of those, or evaluate it again"
             )
         if not views:
             kept = [name for name in scores.SCORES if name in there] + [n for n in there if n not in scores.SCORES]
             kept = [score, *(name for name in kept if name != score)]
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
-        views.append(runview.view(found.name, found.run, families, [name for name in chosen if name in there]))
-        by_row.setdefault(found.row, []).append(facts(families))
+        views.append(runview.view(entry.name, entry.run, families, [name for name in chosen if name in there]))
+        by_row.setdefault(entry.row, []).append(facts(families))
     summaries = summary.Summary(results, by_row)
     detected = [name for name in chosen if results.families(*DETECTED)]
     tables = [results.quality(), results.by_aggregate(), results.by_diversity()]
@@ -100,8 +100,8 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         "detections": {name: results.detection(name) for name in detected},
         "tables": tables,
         "runs": [
-            {"view": view, "configuration": reproduce.configuration(found), "commands": reproduce.commands(found)}
-            for view, found in zip(views, sources.runs, strict=True)
+            {"view": view, "configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)}
+            for view, entry in zip(views, sources.runs, strict=True)
         ],
         "galleries": gallery.of_runs(sources.runs, album),
     }
@@ -109,7 +109,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
 
 def _first(sources: Sources) -> int:
     """The run shown first: one of SED, else one of several members."""
-    settings = [found.run.settings for found in sources.runs]
+    settings = [entry.run.settings for entry in sources.runs]
     sed = [i for i, own in enumerate(settings) if str(own["method"]).startswith("sed-")]
     several = [i for i, own in enumerate(settings) if own["members"] > 1]
     return [*sed, *several, 0][0]

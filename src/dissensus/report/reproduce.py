@@ -16,9 +16,9 @@ from dissensus.training.methods import METHODS
 from dissensus.training.options import MEMBERS, Hyperparameters, Settings, TrainOptions
 
 
-def configuration(found: EvaluatedRun) -> list[tuple[str, str]]:
+def configuration(entry: EvaluatedRun) -> list[tuple[str, str]]:
     """Every setting of a run, nested ones by dotted name."""
-    return [("folder", str(found.run.folder)), *_flat(found.run.settings)]
+    return [("folder", str(entry.run.folder)), *_flat(entry.run.settings)]
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
@@ -31,16 +31,16 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def commands(found: EvaluatedRun) -> list[str]:
+def commands(entry: EvaluatedRun) -> list[str]:
     """Train and evaluate, with the settings that differ from the defaults; FEATURES is the training set."""
-    out = shlex.quote(str(found.run.folder))
+    out = shlex.quote(str(entry.run.folder))
     train = [
         "dissensus train FEATURES",
-        *(f"--{flag.replace('_', '-')} {value}" for flag, value in changes(found.run.settings)),
+        *(f"--{flag.replace('_', '-')} {value}" for flag, value in changes(entry.run.settings)),
     ]
     return [
         " ".join([*train, f"--out {out}"]),
-        f"dissensus evaluate {out} --suite {shlex.quote(found.evaluation.about.suite)}",
+        f"dissensus evaluate {out} --suite {shlex.quote(entry.evaluation.about.suite)}",
     ]
 
 

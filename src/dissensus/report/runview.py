@@ -36,43 +36,43 @@ def view(name: str, run: Run, families: dict[str, Family], scores: Sequence[str]
 
 def by_one(score: str, families: dict[str, Family]) -> list[Chart]:
     """One score: a histogram for each family beside id, and the ROC curves of all."""
-    own = inside(families)
-    others = [family for family in families.values() if family is not own]
+    inner = inside(families)
+    others = [family for family in families.values() if family is not inner]
     pooled = np.concatenate([family.scores[score] for family in families.values()])
     if not others or float(np.ptp(pooled)) < FLAT:
         return []
-    limit = threshold(own.scores[score])
+    limit = threshold(inner.scores[score])
     drawn = []
     for other in others:
-        values = {own.name: own.scores[score], other.name: other.scores[score]}
+        values = {inner.name: inner.scores[score], other.name: other.scores[score]}
         caught = numbers.above(other.scores[score], limit)
-        title = f"{score}: {own.name} and {other.name}"
-        drawn.append(charts.histogram(title, score, numbers.histogram(values), own.name, other.name, limit, caught))
-    curves = {other.name: numbers.roc(own.scores[score], other.scores[score]) for other in others}
+        title = f"{score}: {inner.name} and {other.name}"
+        drawn.append(charts.histogram(title, score, numbers.histogram(values), inner.name, other.name, limit, caught))
+    curves = {other.name: numbers.roc(inner.scores[score], other.scores[score]) for other in others}
     return [*drawn, charts.rocs(f"ROC by {score}", curves)]
 
 
 def _answers(families: dict[str, Family]) -> list[Chart]:
-    own = inside(families)
+    inner = inside(families)
     labelled = {
         family.name: numbers.reliability(family.confidence, family.correct)
         for family in families.values()
         if family.correct is not None
     }
     drawn = [charts.reliability("Reliability: confidence against accuracy", labelled)]
-    if len(own.agreement) > 1:
-        outside = [f for f in families.values() if f.role == "ood"] or [f for f in families.values() if f is not own]
-        for family in [own, *outside[:1]]:
+    if len(inner.agreement) > 1:
+        outside = [f for f in families.values() if f.role == "ood"] or [f for f in families.values() if f is not inner]
+        for family in [inner, *outside[:1]]:
             drawn.append(charts.heat_map(f"Members that agree on {family.name}, %", family.agreement))
-    if len(own.agreement) > 1 and "unique" in own.scores:
+    if len(inner.agreement) > 1 and "unique" in inner.scores:
         counts = {name: float(family.scores["unique"].mean()) for name, family in families.items()}
-        drawn.append(charts.bars("#unique: classes named for a sample", "mean #unique", counts, low=1))
+        drawn.append(charts.bars("#unique: classes predicted per sample", "mean #unique", counts, low=1))
     return drawn
 
 
-def training(lines: Sequence[dict[str, Any]]) -> list[Chart]:
-    """Loss, disagreement, hardness and accuracy by epoch, as far as they were logged and are not all zero."""
-    epochs = [line for line in lines if line.get("kind") == "epoch"]
+def training(log: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Loss, disagreement, hardness and accuracy by epoch, where they were logged and are not all zero."""
+    epochs = [line for line in log if line.get("kind") == "epoch"]
     if not epochs:
         return []
     chosen = sorted(set(np.linspace(0, len(epochs) - 1, min(len(epochs), EPOCHS)).astype(int).tolist()))
@@ -85,14 +85,14 @@ def training(lines: Sequence[dict[str, Any]]) -> list[Chart]:
     )
     drawn = []
     for title, y_name, keys in wanted:
-        found = [
+        lines = [
             Line(key.replace("_", " "), [e["epoch"] for e in kept], [_number(e.get(key)) for e in kept]) for key in keys
         ]
-        there = [line for line in found if any(line.y)]
-        if len(there) == 2 and there[0].y == there[1].y:  # nothing was added to the cross-entropy
-            there = there[1:]
-        if there:
-            drawn.append(charts.lines(title, "epoch", y_name, there))
+        lines = [line for line in lines if any(line.y)]
+        if len(lines) == 2 and lines[0].y == lines[1].y:  # nothing was added to the cross-entropy
+            lines = lines[1:]
+        if lines:
+            drawn.append(charts.lines(title, "epoch", y_name, lines))
     return drawn
 
 

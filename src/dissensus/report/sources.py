@@ -39,16 +39,20 @@ class Sources:
 
 
 def gather(paths: Sequence[str | Path]) -> Sources:
-    """Read run folders, folders of run folders and study folders; whatever does not belong together is refused."""
+    """Read run folders, folders of run folders and study folders.
+
+    Raises:
+        DissensusError: if they are not of one suite and the same classes, or cannot be read.
+    """
     runs, outcomes, left_out = dict[Path, EvaluatedRun](), list[Outcome](), list[str]()
     suites = dict[str, set[str]]()
     for path in dict.fromkeys(map(Path, paths)):
-        own, studies, skipped = _read(path)
-        runs |= {found.run.folder.resolve(): found for found in own}
-        outcomes += [found for found in studies if found not in outcomes]
+        evaluated, studies, skipped = _read(path)
+        runs |= {entry.run.folder.resolve(): entry for entry in evaluated}
+        outcomes += [study for study in studies if study not in outcomes]
         left_out += skipped
-        for found in own:
-            suites.setdefault(str(found.run.folder), set()).add(found.evaluation.about.suite)
+        for entry in evaluated:
+            suites.setdefault(str(entry.run.folder), set()).add(entry.evaluation.about.suite)
         if studies:
             suites.setdefault(str(path), set()).update(outcome.suite for outcome in studies)
     suite = _one_suite(suites)
@@ -57,12 +61,12 @@ def gather(paths: Sequence[str | Path]) -> Sources:
 
 
 def _read(path: Path) -> tuple[list[EvaluatedRun], list[Outcome], list[str]]:
-    """What one folder holds."""
+    """The evaluated runs, the studies and the runs without an evaluation in one folder."""
     if not path.is_dir():
         raise RunError(f"no folder at {path}: give a run folder, a folder of runs, or a study folder")
     if (path / "run.json").exists():
         return [EvaluatedRun(Run.open(path), saved.load(path))], [], []
-    studies = [found for file in sorted(path.glob("*.json")) if (found := Outcome.load(file)) is not None]
+    studies = [study for file in sorted(path.glob("*.json")) if (study := Outcome.load(file)) is not None]
     folders = _runs_below(path)
     there = [folder for folder in folders if saved.is_saved(folder, predictions=True)]
     if not there and not studies:
@@ -75,13 +79,13 @@ def _read(path: Path) -> tuple[list[EvaluatedRun], list[Outcome], list[str]]:
 
 
 def _runs_below(path: Path, depth: int = DEPTH) -> list[Path]:
-    found: list[Path] = []
+    runs: list[Path] = []
     for folder in sorted(child for child in path.iterdir() if child.is_dir()):
         if (folder / "run.json").exists():
-            found.append(folder)  # what is inside a run belongs to it, such as the first of two stages
+            runs.append(folder)  # what is inside a run belongs to it, such as the first of two stages
         elif depth > 1:
-            found += _runs_below(folder, depth - 1)
-    return sorted(found, key=lambda folder: (folder.parent, _place(folder.name)))
+            runs += _runs_below(folder, depth - 1)
+    return sorted(runs, key=lambda folder: (folder.parent, _place(folder.name)))
 
 
 def _place(method: str) -> tuple[int, str]:
@@ -95,22 +99,22 @@ def _one_suite(suites: Mapping[str, set[str]]) -> str:
     common: set[str] = set.intersection(*suites.values())
     if common:
         return sorted(common)[0]
-    examples = {suite: folder for folder, found in suites.items() for suite in found}
+    examples = {suite: folder for folder, names in suites.items() for suite in names}
     shown = ", ".join(f"{folder} is of {suite}" for suite, folder in sorted(examples.items()))
     raise DissensusError(f"a page is about one suite, whose sets all runs share; {shown}: make a page of each")
 
 
 def _check_classes(runs: Sequence[EvaluatedRun]) -> None:
-    for found in runs[1:]:
+    for entry in runs[1:]:
         first, classes = runs[0].run.folder, runs[0].evaluation.about.classes
-        if found.evaluation.about.classes != classes:
+        if entry.evaluation.about.classes != classes:
             raise DissensusError(
-                f"runs of one page need the same classes; {first} has {len(classes)}, {found.run.folder} has others or "
+                f"runs of one page need the same classes; {first} has {len(classes)}, {entry.run.folder} has others or "
                 "another order: make a page of each"
             )
 
 
 def named(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
     """The same runs with names; see `name_runs`."""
-    names = name_runs([found.run.settings for found in runs], [str(found.run.folder) for found in runs])
-    return [replace(found, row=row, name=name) for found, (row, name) in zip(runs, names, strict=True)]
+    names = name_runs([entry.run.settings for entry in runs], [str(entry.run.folder) for entry in runs])
+    return [replace(entry, row=row, name=name) for entry, (row, name) in zip(runs, names, strict=True)]

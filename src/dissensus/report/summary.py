@@ -102,10 +102,11 @@ class Summary:
 
     def _means(self, value: Valued, families: Sequence[str]) -> dict[str, float]:
         """The mean over families of every row that has a value."""
-        found = {
-            row: [v.mean for family in families if (v := value(row, family)) is not None] for row in self.results.rows
-        }
-        return {row: float(np.mean(values)) for row, values in found.items() if values}
+        means = {}
+        for row in self.results.rows:
+            if values := [v.mean for family in families if (v := value(row, family)) is not None]:
+                means[row] = float(np.mean(values))
+        return means
 
     def brackets(self) -> str:
         """What the numbers in brackets are."""

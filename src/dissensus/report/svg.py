@@ -1,4 +1,4 @@
-"""Axes and plot areas as inline SVG. Colours are CSS classes of the page (s0, s1, ...), so that light and dark work."""
+"""Axes and plot areas as inline SVG. Colours are CSS classes of the page (s0, s1, ...), for light and dark schemes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 360, 240
 LEFT, RIGHT, TOP, BOTTOM = 46, 18, 18, 42
-SERIES = 8  # colours, dashes and markers that the page tells apart
+SERIES = 8  # colours, dashes and markers that the page distinguishes
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def share_axis(name: str) -> Axis:
 
 
 def places_axis(name: str, values: Sequence[float]) -> Axis:
-    """One place each for values whose gaps differ too much for a scale."""
+    """Evenly spaced values, for gaps that differ too much for a scale."""
     return Axis(f"{name} (uneven steps)", -0.3, len(values) - 0.7, tuple((i, f"{v:g}") for i, v in enumerate(values)))
 
 
@@ -84,7 +84,7 @@ def _ticks(step: float, counts: Iterable[int]) -> tuple[tuple[float, str], ...]:
 
 
 class Plot:
-    """A plot area to draw into; `svg` frames what was drawn with axes, names and a text alternative."""
+    """A plot area; `svg` adds axes, names and a text alternative to what was drawn."""
 
     def __init__(self, x: Axis, y: Axis, height: int = HEIGHT) -> None:
         self.x, self.y, self.height = x, y, height
@@ -103,15 +103,9 @@ class Plot:
         self.marks.append(f'<path class="{shape} s{series % SERIES}" d="{path}{"Z" if shape == "band" else ""}"/>')
 
     def marker(self, x: float, y: float, series: int, size: float = 3.5) -> None:
-        """A point whose form tells the series."""
+        """A point whose shape identifies the series."""
         px, py = self.at(x, y)
         self.marks.append(f'<path class="mark s{series % SERIES}" d="{marker(px, py, series, size)}"/>')
-
-    def rect(self, x0: float, y0: float, x1: float, y1: float, series: int) -> None:
-        """A filled bar between two corners in data units."""
-        (left, bottom), (right, top) = self.at(x0, y0), self.at(x1, y1)
-        size = f'x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 0):.1f}" height="{max(bottom - top, 0):.1f}"'
-        self.marks.append(f'<rect class="bar s{series % SERIES}" {size}/>')
 
     def text(self, x: float, y: float, words: str, *, anchor: str = "start", dx: float = 4, dy: float = 0) -> None:
         """Words at a point."""
@@ -119,7 +113,7 @@ class Plot:
         self.marks.append(f'<text x="{px + dx:.1f}" y="{py + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>')
 
     def svg(self, label: str) -> Markup:
-        """All of it; `label` says in words what the chart shows."""
+        """The whole plot; `label` describes it in words."""
         bottom, right = self.height - BOTTOM, WIDTH - RIGHT
         parts = []
         grid = ""
@@ -152,7 +146,7 @@ def frame(width: float, height: float, label: str, body: str) -> Markup:
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:
-    """Straight lines through pixels, level and upright ones in short."""
+    """Straight lines through pixels; horizontal and vertical ones in short form."""
     texts = [(f"{x:.1f}".removesuffix(".0"), f"{y:.1f}".removesuffix(".0")) for x, y in places]
     path = "M{} {}".format(*texts[0])
     for (x0, y0), (x1, y1) in itertools.pairwise(texts):
@@ -162,7 +156,7 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 
 def marker(x: float, y: float, series: int, size: float = 3.5) -> str:
-    """The path of a circle, square, triangle, diamond, or one of these upside down or wider."""
+    """The path of a circle, square, triangle (either way up) or diamond."""
     r, kind = size, series % 4
     if kind == 0:
         return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0"
@@ -180,8 +174,6 @@ def swatch(series: int, shape: str) -> Markup:
     n = series % SERIES
     if shape == "area":
         body = f'<path class="area s{n}" d="M2 11V2H24V11Z"/>'
-    elif shape == "bar":
-        body = f'<rect class="bar s{n}" x="3" y="2" width="18" height="9"/>'
     else:
         body = f'<path class="line s{n}" d="M1 6H25"/>'
         body += f'<path class="mark s{n}" d="{marker(13, 6, series)}"/>' if shape == "marked" else ""

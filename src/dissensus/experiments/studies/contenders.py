@@ -40,3 +40,8 @@ def fixed(lab: Lab, trials: list[Trial]) -> Trial:
     """The trial nearest to the suite's own diversity weight, which is chosen without OOD data."""
     weight = lab.training.get("diversity", DIVERSITY)
     return min(trials, key=lambda trial: abs((trial.diversity or weight) - weight))
+
+
+def weight_of(method: str, *trials: str) -> str:
+    """The weights in the names of a method's trials, such as "λ=0.1, λ=1"; "-" where it has none."""
+    return ", ".join(dict.fromkeys(name.removeprefix(method).strip() for name in trials)) or "-"

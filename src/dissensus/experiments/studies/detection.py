@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dissensus.evaluation.results import Results
 from dissensus.evaluation.tables import Column, Row, Table
-from dissensus.experiments.studies.contenders import contenders, fixed
+from dissensus.experiments.studies.contenders import contenders, fixed, weight_of
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.experiments.studies.measures import best
 from dissensus.training.options import DIVERSITY
@@ -38,8 +38,8 @@ def detection(lab: Lab) -> list[Table]:
                 cells += [
                     results.auroc(chosen[role], name, score) for _, role in kinds for name in results.families(role)
                 ]
-                rows.append(Row((method, score, ", ".join(dict.fromkeys(chosen.values()))), tuple(cells)))
-        return Table(title, ("method", "score", "trials"), tuple(columns), tuple(rows), note)
+                rows.append(Row((method, score, weight_of(method, *chosen.values())), tuple(cells)))
+        return Table(title, ("method", "score", "weight"), tuple(columns), tuple(rows), note)
 
     return [
         table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dissensus.evaluation.results import Results
 from dissensus.evaluation.tables import Column, Row, Table
-from dissensus.experiments.studies.contenders import contenders
+from dissensus.experiments.studies.contenders import contenders, weight_of
 from dissensus.experiments.studies.lab import Lab
 from dissensus.experiments.studies.measures import best
 
@@ -23,6 +23,6 @@ def diversity(lab: Lab) -> list[Table]:
         for method, trials in groups.items():
             trial = best(results, [trial.name for trial in trials], [role])
             cells = [results.diversity(trial, name, s) for name in families for s in ("unique", "pds")]
-            rows.append(Row((method, trial), tuple(cells)))
-        tables.append(Table(f"{kind} detector", ("method", "trial"), tuple(columns), tuple(rows)))
+            rows.append(Row((method, weight_of(method, trial)), tuple(cells)))
+        tables.append(Table(f"{kind} detector", ("method", "weight"), tuple(columns), tuple(rows)))
     return tables
