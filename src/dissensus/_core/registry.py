@@ -19,8 +19,8 @@ class Registry(dict[str, T]):
     dissensus._core.errors.UnknownNameError: unknown size 'smal': did you mean 'small'? known: large, small
 
     Args:
-        kind: what the names stand for, in the singular.
-        entries: the first entries.
+        kind: What the names stand for, in the singular.
+        entries: The first entries.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, T] | None = None) -> None:
@@ -34,7 +34,7 @@ class Registry(dict[str, T]):
         """Add an entry.
 
         Raises:
-            DissensusError: if the name is taken.
+            DissensusError: If the name is taken.
         """
         if name in self:
             raise DissensusError(f"every {self.kind} needs its own name; {name!r} is taken: choose another")

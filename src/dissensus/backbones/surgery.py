@@ -66,7 +66,7 @@ def join(model: Any, trunk: nn.Module, tail: nn.Module) -> None:
     `tail(trunk(x))` afterwards.
 
     Raises:
-        DissensusError: if the model is not of the architecture that trunk and tail were cut from.
+        DissensusError: If the model is not of the architecture that trunk and tail were cut from.
     """
     whole = trunk.model if isinstance(trunk, Tokens) else trunk
     if unexpected := model.load_state_dict(whole.state_dict(), strict=False).unexpected_keys:

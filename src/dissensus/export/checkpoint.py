@@ -68,7 +68,7 @@ def write(detector: Detector, out: Path) -> Checkpoint:
     """Write the soup of the detector's ensemble, on its trunk, as a .safetensors file that timm loads.
 
     Raises:
-        DissensusError: if the trunk is unknown, or timm's model cannot hold the tail.
+        DissensusError: If the trunk is unknown, or timm's model cannot hold the tail.
     """
     check_file(out, ".safetensors", _is_export)
     if detector.backbone_info is None:

@@ -48,13 +48,13 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     """Write the detector as one .onnx file that takes batches of any size.
 
     Args:
-        detector: what to write.
-        out: the file, .onnx.
-        images: whether the file takes pixels, with normalisation and trunk inside, or features; None: pixels if the
+        detector: What to write.
+        out: The file, .onnx.
+        images: Whether the file takes pixels, with normalisation and trunk inside, or features; None: pixels if the
             detector has a trunk.
 
     Raises:
-        DissensusError: if the detector cannot be traced, or the file's outputs differ from PyTorch's by more than 1e-4.
+        DissensusError: If the detector cannot be traced, or the file's outputs differ from PyTorch's by more than 1e-4.
     """
     extras.require("onnx", "an export to ONNX")
     check_file(out, ".onnx", _is_export)

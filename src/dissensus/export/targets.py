@@ -52,13 +52,13 @@ def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str], **
     """Write a run for use elsewhere.
 
     Args:
-        run: a run folder.
-        to: the target, a name in `EXPORTS`.
-        out: the file or folder to write.
-        options: options of the target; those that are None are left out.
+        run: A run folder.
+        to: The target, a name in `EXPORTS`.
+        out: The file or folder to write.
+        options: Options of the target; those that are None are left out.
 
     Raises:
-        DissensusError: if target, options, run or `out` cannot be used.
+        DissensusError: If target, options, run or `out` cannot be used.
     """
     target = EXPORTS[to]
     given = {name: value for name, value in options.items() if value is not None}

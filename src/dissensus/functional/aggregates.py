@@ -50,14 +50,14 @@ class Aggregate:
     """A way to get one answer from M members, and how tables show it.
 
     Attributes:
-        name: its key in `AGGREGATES`.
-        heading: its name in tables.
-        kind: what `function` works on.
+        name: Its key in `AGGREGATES`.
+        heading: Its name in tables.
+        kind: What `function` works on.
             logits: (M, B, C) -> log-probabilities (B, C).
             weights: number of members and `Accuracy` -> list of the members whose weights to average.
             members: a metric of each member alone, (M,) -> ().
-        function: the aggregate itself; calling the `Aggregate` calls it.
-        held_out: whether an aggregate of weights needs held-out data for its `Accuracy`.
+        function: The aggregate itself; calling the `Aggregate` calls it.
+        held_out: Whether an aggregate of weights needs held-out data for its `Accuracy`.
     """
 
     name: str
@@ -86,9 +86,9 @@ def register(heading: str, *, kind: Kind, held_out: bool = False) -> Callable[[_
     """Add the decorated function to `AGGREGATES` under its name, with dashes for underscores.
 
     Args:
-        heading: its name in tables.
-        kind: what it works on, see `Aggregate`.
-        held_out: whether an aggregate of weights needs held-out data.
+        heading: Its name in tables.
+        kind: What it works on, see `Aggregate`.
+        held_out: Whether an aggregate of weights needs held-out data.
     """
 
     def add(function: _F) -> _F:
@@ -150,8 +150,8 @@ def greedy_soup(count: int, accuracy: Accuracy) -> list[int]:
     held-out accuracy falls.
 
     Args:
-        count: number of members.
-        accuracy: held-out accuracy of the soup of the members it is given.
+        count: Number of members.
+        accuracy: Held-out accuracy of the soup of the members it is given.
 
     Returns:
         The members whose weights to average.

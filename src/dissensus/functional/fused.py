@@ -62,7 +62,7 @@ def cross_entropy_a2d(
         label_smoothing: One number, or one per member (M,).
         pairs: (R,), the members that disagree; None: all.
         total: Number of samples that the loss is averaged over: B, or more if the batch is spread over processes.
-        scratch: scratch(name, shape, like) returns memory for the gradient, which the next call may reuse.
+        scratch: Called as scratch(name, shape, like), returns memory for the gradient, which the next call may reuse.
     """
     z = full_precision(logits)
     M, B, C = z.shape

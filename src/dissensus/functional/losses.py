@@ -50,10 +50,10 @@ class Regulariser:
     """A disagreement term: small where members disagree.
 
     Attributes:
-        function: logits (M, B, C) -> (B,), one value per sample; or, for a quantity of the batch as a whole,
+        function: Logits (M, B, C) -> (B,), one value per sample; or, for a quantity of the batch as a whole,
             logits (M, B, C) and weights (B,) -> ().
-        whole_batch: which of the two `function` is.
-        fused: cross-entropy and this term in one pass without autograd, with the signature of
+        whole_batch: Which of the two `function` is.
+        fused: Cross-entropy and this term in one pass without autograd, with the signature of
             `fused.cross_entropy_a2d`; None: the term is differentiated by autograd.
     """
 
@@ -105,9 +105,9 @@ def register(
     """Add the decorated function to `REGULARISERS` under its name, with dashes for underscores.
 
     Args:
-        function: logits (M, B, C) -> (B,), differentiable; with `whole_batch`, logits and weights (B,) -> ().
-        whole_batch: whether the function needs the batch as a whole.
-        fused: a closed form, see `Regulariser`.
+        function: Logits (M, B, C) -> (B,), differentiable; with `whole_batch`, logits and weights (B,) -> ().
+        whole_batch: Whether the function needs the batch as a whole.
+        fused: A closed form, see `Regulariser`.
 
     Returns:
         The function, unchanged.
@@ -262,9 +262,9 @@ def sed(
     Args:
         logits: (M, B, C).
         labels: (B,).
-        diversity: weight of the disagreement term, the paper's lambda.
-        label_smoothing: share of the label that is spread over all classes.
-        regulariser: a name in `REGULARISERS`.
+        diversity: Weight of the disagreement term, the paper's lambda.
+        label_smoothing: Share of the label that is spread over all classes.
+        regulariser: A name in `REGULARISERS`.
         sample_weight: (B,); every mean over samples becomes the weighted one. A sample of weight 2 counts as if it were
             there twice, one of weight 0 as if it were not; only ratios matter.
     """

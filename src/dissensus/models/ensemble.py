@@ -25,9 +25,9 @@ class Ensemble(nn.Module):
     Parameters are stored with the member axis first, so `state_dict()` has the tail's names and (M, ...) shapes.
 
     Args:
-        tail: an `nn.Module` as the template, or a function that builds one.
-        members: number of members, M.
-        seed: decides the members' initial weights; those of member i depend on `seed` and i only, not on M.
+        tail: An `nn.Module` as the template, or a function that builds one.
+        members: Number of members, M.
+        seed: Decides the members' initial weights; those of member i depend on `seed` and i only, not on M.
         init: "random" initialises each member independently; "template" copies the template's weights.
 
     >>> ensemble = Ensemble(tails.create("linear", 64, 10), members=5, seed=0)
@@ -130,10 +130,10 @@ class Ensemble(nn.Module):
         Differentiable with respect to `params` and `x`.
 
         Args:
-            params: name -> (M, ...).
-            x: features (B, ...), or (M, B, ...) with `own_batch`.
-            buffers: name -> (M, ...).
-            own_batch: whether each member has its own batch.
+            params: Name -> (M, ...).
+            x: Features (B, ...), or (M, B, ...) with `own_batch`.
+            buffers: Name -> (M, ...).
+            own_batch: Whether each member has its own batch.
         """
         tail = self.tail
         if stacked.in_closed_form(tail) and not torch.is_grad_enabled() and x.ndim == 2 + own_batch:
@@ -187,7 +187,7 @@ class Ensemble(nn.Module):
         """Write `ensemble.safetensors` and `ensemble.json` into `folder`, each atomically.
 
         Raises:
-            RunError: if they cannot be written.
+            RunError: If they cannot be written.
         """
         about = self.about
         info = saved.EnsembleInfo(
@@ -204,11 +204,11 @@ class Ensemble(nn.Module):
         """Read what `save` wrote.
 
         Args:
-            folder: the folder that `save` wrote to.
-            tail: the tail, if it is not registered in `TAILS`: no code is ever unpickled.
+            folder: The folder that `save` wrote to.
+            tail: The tail, if it is not registered in `TAILS`: no code is ever unpickled.
 
         Raises:
-            RunError: if a file is missing, damaged, or does not fit the other or `tail`.
+            RunError: If a file is missing, damaged, or does not fit the other or `tail`.
         """
         folder = Path(folder)
         info, weights = saved.read(folder)

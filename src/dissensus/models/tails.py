@@ -24,9 +24,9 @@ class TailType:
     """A registered kind of tail.
 
     Attributes:
-        module: the class; its constructor takes `features` and `classes`, and its method `arguments()` returns what the
+        module: The class; its constructor takes `features` and `classes`, and its method `arguments()` returns what the
             constructor needs to build the same tail again.
-        axes: how many axes a row of features may have -> which of them is `features` wide.
+        axes: How many axes a row of features may have -> which of them is `features` wide.
     """
 
     module: Callable[..., nn.Module]
@@ -66,7 +66,7 @@ def build(description: Mapping[str, Any]) -> nn.Module:
     """Build the tail that `describe` described.
 
     Raises:
-        DissensusError: if there is no such tail, or it does not take these arguments.
+        DissensusError: If there is no such tail, or it does not take these arguments.
     """
     arguments = dict(description)
     module = TAILS[arguments.pop("name")].module
@@ -114,7 +114,7 @@ class Linear(nn.Linear):
             return product("logits", x, weight, bias, scratch), (x,)
         logits = scratch("logits", (len(x), M * C), x)
         torch.mm(x, weight.view(M * C, D).t(), out=logits)
-        logits.add_(bias.view(M * C))  # addmm would spread the bias over memory first: a pass more
+        logits.add_(bias.view(M * C))  # addmm would first expand the bias in memory, which costs another pass
         return logits.view(len(x), M, C).transpose(0, 1), (x,)
 
     def backward_stacked(
@@ -174,7 +174,7 @@ class MLP(nn.Module):
         return logits
 
     def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
-        """The same over members by batched matrix products; the first normalisation is done once for all."""
+        """`forward` for all members by batched matrix products; the first normalisation is shared."""
         p, width = {name: value[:, None] for name, value in params.items() if value.ndim == 2}, (x.shape[-1],)
         normed = F.layer_norm(x, width, eps=self.norm1.eps)
         h = torch.addcmul(p["norm1.bias"], normed, p["norm1.weight"])
@@ -190,40 +190,40 @@ class MLP(nn.Module):
     def backward_stacked(
         self, params: Mapping[str, Tensor], saved: Saved, grad: Tensor, scratch: Scratch
     ) -> dict[str, Tensor]:
-        """Back through the layers, as autograd would, but for the first product.
+        """Backward through the layers, as autograd would, except for the first product.
 
-        Features need no gradient, and those of norm1 follow from that of fc1's weight: d scale = sum_h dW' * W with
-        dW' the gradient for the normalised input. That saves one of the nine large products.
+        Features need no gradient, and the gradients of norm1 follow from that of fc1's weight: d scale = sum_h dW' * W
+        with dW' the gradient for the normalised input. That saves one of the nine large products.
         """
         normed, before, after, branch, residual, final, mean, rstd, head = saved
         p, width = {name: value[:, None] for name, value in params.items() if value.ndim == 2}, [residual.shape[-1]]
-        made = {"head.weight": weight_grad("head.weight", grad, head, scratch), "head.bias": grad.sum(1)}
+        grads = {"head.weight": weight_grad("head.weight", grad, head, scratch), "head.bias": grad.sum(1)}
         d_head = torch.bmm(grad, params["head.weight"])
-        made |= {"norm2.weight": (d_head * final).sum(1), "norm2.bias": d_head.sum(1)}
+        grads |= {"norm2.weight": (d_head * final).sum(1), "norm2.bias": d_head.sum(1)}
         d_residual = torch.ops.aten.native_layer_norm_backward(
             d_head.mul_(p["norm2.weight"]), residual, width, mean, rstd, None, None, [True, False, False]
         )[0]
         d_branch = d_residual
         if self.gamma is not None:
-            made["gamma"] = (d_residual * branch).sum(1)
+            grads["gamma"] = (d_residual * branch).sum(1)
             d_branch = d_residual.mul_(p["gamma"])
-        made |= {"fc2.weight": weight_grad("fc2.weight", d_branch, after, scratch), "fc2.bias": d_branch.sum(1)}
+        grads |= {"fc2.weight": weight_grad("fc2.weight", d_branch, after, scratch), "fc2.bias": d_branch.sum(1)}
         d_after = torch.bmm(d_branch, params["fc2.weight"], out=scratch("after", tuple(after.shape), after))
         d_before = torch.ops.aten.gelu_backward(d_after, before)
         plain, d_bias = weight_grad("fc1.weight", d_before, normed, scratch), d_before.sum(1)
         weight = params["fc1.weight"]
         both = torch.mul(plain, weight, out=scratch("fc1.product", tuple(weight.shape), weight))
-        made |= {"norm1.weight": both.sum(1), "norm1.bias": torch.bmm(d_bias[:, None], weight).squeeze(1)}
-        made |= {"fc1.weight": plain.mul_(p["norm1.weight"]).baddbmm_(d_bias[..., None], p["norm1.bias"])}
-        made |= {"fc1.bias": d_bias}
-        return {name: made[name] for name in params}
+        grads |= {"norm1.weight": both.sum(1), "norm1.bias": torch.bmm(d_bias[:, None], weight).squeeze(1)}
+        grads |= {"fc1.weight": plain.mul_(p["norm1.weight"]).baddbmm_(d_bias[..., None], p["norm1.bias"])}
+        grads |= {"fc1.bias": d_bias}
+        return {name: grads[name] for name in params}
 
 
 @register("conv", axes={1: 0, 3: 0})
 class Conv(nn.Module):
-    """The last 1x1 stage of a convolutional net: a hidden layer at every place, their mean, linear.
+    """The last 1x1 stage of a convolutional net: a hidden layer at every position, their mean, linear.
 
-    Maps (B, D, H, W), or vectors (B, D) of nets that pool first, -> (B, C).
+    Maps (B, D, H, W), or vectors (B, D) from nets that pool first, -> (B, C).
     """
 
     def __init__(self, features: int, classes: int, hidden: int | None = None, activation: str = "relu6") -> None:
@@ -239,15 +239,15 @@ class Conv(nn.Module):
         return _sizes(self.conv, self.head) | {"activation": self.activation}
 
     def reset_parameters(self) -> None:
-        """Draw the hidden layer for a steady variance through rectifiers, the head as ViT heads; biases zero."""
+        """Draw the hidden layer as He et al. (2015), the head as ViT heads; biases zero."""
         nn.init.kaiming_normal_(self.conv.weight)
         nn.init.zeros_(self.conv.bias)
         _init_linear(self.head)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D, H, W) or (B, D) -> (B, C)."""
-        places = x[:, None] if x.ndim == 2 else x.flatten(2).transpose(1, 2)  # (B, H*W, D)
-        hidden = ACTIVATIONS[self.activation](self.conv(places)).mean(1)
+        positions = x[:, None] if x.ndim == 2 else x.flatten(2).transpose(1, 2)  # (B, H*W, D)
+        hidden = ACTIVATIONS[self.activation](self.conv(positions)).mean(1)
         logits: Tensor = self.head(hidden)
         return logits
 

@@ -1,7 +1,7 @@
-"""One training step: which members, which loss, whose weights move.
+"""One training step: draw members, compute the loss and its gradient, update weights.
 
-Written for one process or many: every rank draws the same members, takes its own part of the batch, and only
-the gradients of the forwarded members are summed across ranks.
+For one process or many: every rank draws the same members and has its part of the batch; only the gradients of the
+members that run are summed across ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STATISTICS = ("loss", "cross_entropy", "disagreement", "hardness", "accuracy")
 class Batch(NamedTuple):
     """This rank's part of a batch."""
 
-    x: Tensor  # (B, ...), or (A, B, ...) where every member has its own order
+    x: Tensor  # (B, ...), or (A, B, ...) if each member has its own order
     labels: Tensor  # (B,) or (A, B)
     total: int  # samples of the whole batch, over all ranks
     elsewhere: Tensor | None = None  # (B', ...) unlabelled samples to disagree on
     elsewhere_total: int = 0
-    # what samples count for, with mean one over the whole batch; None: all the same
+    # weights of samples, with mean one over the whole batch; None: all equal
     sample_weight: Tensor | None = None  # of the labels' shape
     elsewhere_weight: Tensor | None = None  # (B',)
 
@@ -44,7 +44,7 @@ class _Loss(NamedTuple):
 
 
 class Stepper:
-    """Moves the ensemble by one step at a time; holds the optimiser and nothing else that changes."""
+    """Updates the ensemble step by step; its only state besides the weights is the optimiser's."""
 
     def __init__(self, ensemble: Ensemble, settings: Settings, fabric: Fabric) -> None:
         self.ensemble, self.settings, self.fabric = ensemble, settings, fabric
@@ -64,22 +64,22 @@ class Stepper:
         return optim.spread(s.members, s.lr, s.weight_decay, s.label_smoothing, s.seed)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and optimiser state by name, sharing memory with what is trained."""
+        """Weights and optimiser state by name, sharing memory with those in training."""
         weights = {f"weight.{name}": value for name, value in self.params.items()}
         return {**weights, **{f"optimiser.{name}": value for name, value in self.optimiser.state().items()}}
 
     def draw(self, step: int) -> Tensor:
-        """The active members of a step, in random order; depends on seed and step only."""
+        """Draw the active members of a step, in random order; depends on seed and step only."""
         generator = torch.Generator().manual_seed(mix(self.settings.seed, 1, step))
         return torch.randperm(self.settings.members, generator=generator)[: self.settings.active]
 
     def forwarded(self, active: Tensor) -> Tensor:
-        """Who runs and moves in a step: the active members, or all. Batches of members' own come in this order."""
+        """The members that run and are updated in a step, in the order of their batches: the active ones, or all."""
         everyone = self.settings.main == "all" or len(active) == len(self.ensemble)
         return torch.arange(len(self.ensemble)) if everyone else active
 
     def __call__(self, batch: Batch, active: Tensor, factor: float) -> Tensor:
-        """Move the forwarded members by one step; gives this batch's STATISTICS (5,), summed over ranks."""
+        """Update the forwarded members; return this batch's STATISTICS (5,), summed over ranks."""
         forwarded = self.forwarded(active)
         params, buffers = self._take(forwarded)
         x = batch.x if batch.elsewhere is None else torch.cat([batch.x, batch.elsewhere])
@@ -89,41 +89,41 @@ class Stepper:
             with torch.no_grad():
                 logits, saved = tail.forward_stacked(params, x, self._scratch)
                 loss = self._loss(logits, batch, pairs, forwarded)
-                made = tail.backward_stacked(params, saved, loss.grad, self._scratch)
+                grads = tail.backward_stacked(params, saved, loss.grad, self._scratch)
         else:
             with self.fabric.autocast():
                 logits = self.ensemble.run(params, x, buffers=buffers, own_batch=self.method.order == "own")
             loss = self._loss(logits.detach(), batch, pairs, forwarded)
-            found = torch.autograd.grad(
+            values = torch.autograd.grad(
                 logits, list(params.values()), loss.grad.to(logits.dtype), allow_unused=True, materialize_grads=True
             )
-            made = dict(zip(params, found, strict=True))
-        grads = {name: self._sum(grad) for name, grad in made.items()}
+            grads = dict(zip(params, values, strict=True))
+        grads = {name: self._sum(grad) for name, grad in grads.items()}
         if self.settings.clip is not None:
             optim.clip(grads, self.settings.clip)
         self.optimiser.step(forwarded.tolist(), grads, factor)
         return self._sum(loss.statistics)
 
     def _in_closed_form(self, tail: torch.nn.Module, x: Tensor) -> TypeGuard[stacked.StackedTail]:
-        """Autocast needs autograd to know what it did; so do features that are not flat."""
+        """Whether to use the tail's closed form: not under autocast, nor for features that are not vectors."""
         flat = x.ndim == (3 if self.method.order == "own" else 2)
         return stacked.in_closed_form(tail) and flat and self.settings.precision == "32-true"
 
     def _take(self, members: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Leaves for autograd: the members' slices, gathered into the same memory every step."""
+        """The members' parameters as leaves for autograd, gathered into the same memory every step, and buffers."""
         if len(members) == len(self.ensemble):
             return {name: value.detach().requires_grad_() for name, value in self.params.items()}, self.buffers
-        picked, slots = members.to(self.fabric.device), {}
+        index, slices = members.to(self.fabric.device), {}
         for name, value in self.params.items():
-            room = self._scratch(f"slot {name}", (len(members), *value.shape[1:]), value)
-            slots[name] = torch.index_select(value, 0, picked, out=room).detach().requires_grad_()
-        return slots, {name: value.index_select(0, picked) for name, value in self.buffers.items()}
+            memory = self._scratch(f"slice {name}", (len(members), *value.shape[1:]), value)
+            slices[name] = torch.index_select(value, 0, index, out=memory).detach().requires_grad_()
+        return slices, {name: value.index_select(0, index) for name, value in self.buffers.items()}
 
     def _loss(self, logits: Tensor, batch: Batch, pairs: Tensor | None, forwarded: Tensor) -> _Loss:
         logits = full_precision(logits)
-        s, own = self.settings, batch.labels.shape[-1]
+        s, labelled = self.settings, batch.labels.shape[-1]
         smoothing = self.smoothing[forwarded] if isinstance(self.smoothing, Tensor) else self.smoothing
-        here = logits[:, :own]
+        here = logits[:, :labelled]
         alpha = weights = None
         objective = cross_entropy_a2d
         if self.regulariser is not None and self.method.disagree_on == "hard":
@@ -140,13 +140,13 @@ class Stepper:
             total=batch.total,
             scratch=self._scratch,
         )
-        grad, disagreement = fused.grad, _weighed(fused.disagreement, batch.sample_weight).sum() / batch.total
+        grad, disagreement = fused.grad, _weighted(fused.disagreement, batch.sample_weight).sum() / batch.total
         added = logits.new_zeros(())
         if self.regulariser is not None and weights is None:
             scale: float | Tensor = s.diversity / 2
             if alpha is None:
-                there, count = logits[:, own:], batch.elsewhere_total
-                share = _weighed(logits.new_full(there.shape[1:2], 1 / count), batch.elsewhere_weight)
+                there, count = logits[:, labelled:], batch.elsewhere_total
+                share = _weighted(logits.new_full(there.shape[1:2], 1 / count), batch.elsewhere_weight)
             else:
                 there, count = here, batch.total
                 total = self._sum(alpha.sum())
@@ -159,19 +159,19 @@ class Stepper:
                 part = torch.zeros_like(there).index_copy_(0, pairs, part)
             grad = grad + part if alpha is not None else torch.cat([grad, part], dim=1)
         members = len(fused.top)
-        hits = _weighed(fused.top == batch.labels, batch.sample_weight).sum() / (members * batch.total)
+        hits = _weighted(fused.top == batch.labels, batch.sample_weight).sum() / (members * batch.total)
         hard = alpha.sum() / batch.total if alpha is not None else added.new_zeros(())
-        main = _weighed(fused.cross_entropy, batch.sample_weight).sum() / (members * batch.total)
+        main = _weighted(fused.cross_entropy, batch.sample_weight).sum() / (members * batch.total)
         return _Loss(grad, torch.stack([fused.loss + added, main, disagreement, hard, hits]).double())
 
     def _hardness(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Every sample's hardness, times what the sample itself counts for."""
+        """Hardness of each sample, times its sample weight."""
         if self.settings.hardness == "all" and len(logits) < len(self.ensemble):
             with torch.no_grad(), self.fabric.autocast():
                 logits = full_precision(self.ensemble(batch.x))
         losses = ensemble_cross_entropy(logits, batch.labels)
-        mean = self._sum(_weighed(losses, batch.sample_weight).sum()) / batch.total
-        return _weighed(hardness_of(losses, mean), batch.sample_weight)
+        mean = self._sum(_weighted(losses, batch.sample_weight).sum()) / batch.total
+        return _weighted(hardness_of(losses, mean), batch.sample_weight)
 
     def _disagreement(
         self, regulariser: Regulariser, logits: Tensor, weights: Tensor, total: int
@@ -199,5 +199,5 @@ class Stepper:
         return total
 
 
-def _weighed(values: Tensor, sample_weight: Tensor | None) -> Tensor:
+def _weighted(values: Tensor, sample_weight: Tensor | None) -> Tensor:
     return values if sample_weight is None else values * sample_weight
