@@ -62,9 +62,9 @@ def photos(tmp_path_factory):
 def test_check_says_what_is_there(photos, capsys):
     code, out, err = run(capsys, "suite", "check", "folders", "--root", photos)
     assert code == 0
-    lines = [line.split() for line in out.splitlines()[2:]]
+    lines = [line.split() for line in out.splitlines()[2:] if not line.startswith("---")]
     assert lines == [
-        ["set", "role", "where", "images", "classes"],
+        ["set", "role", "where", "images", "classes", "state"],
         ["train", "train", "train", "18", "3", "found"],
         ["id", "id", "val", "12", "3", "found"],
         ["held-out", "held-out", "train", "6", "3", "found"],
@@ -165,6 +165,30 @@ def test_one_folder_of_class_folders_is_enough(tmp_path, capsys):
     code, _, err = run(capsys, "run", "--root", tmp_path / "few", "--out", tmp_path / "run-few", *flags)
     assert code == 0
     assert "no detector was calibrated; 5% false alarms need 19 held-out samples, there are 3: dissensus calib" in err
+
+
+def test_a_run_is_evaluated_and_calibrated_on_the_split_it_was_trained_with(tmp_path, capsys):
+    """A split with another seed would have training images in its test and held-out sets."""
+    root, out = classes(tmp_path / "photos", count=40), tmp_path / "run"
+    command = ["run", "--root", root, "--out", out, *QUICK, "--methods", "deep-ensemble"]
+    assert run(capsys, *command, "--seed", "1")[0] == 0
+    known = Detector.load(out / "deep-ensemble").threshold.calibrated.values[0]
+    folder = out / "features" / "folders" / "test_vit-32px"
+    assert {path.name for path in folder.iterdir()} == {"train-seed1", "id-seed1", "held-out-seed1"}
+    suite = ["--suite", "folders", "--root", root, "--features", out / "features"]
+    (out / "deep-ensemble" / "detector.json").unlink()
+    assert run(capsys, "calibrate", out / "deep-ensemble", *suite)[0] == 0
+    assert torch.equal(Detector.load(out / "deep-ensemble").threshold.calibrated.values[0], known)
+    code, _, err = run(capsys, "evaluate", out / "deep-ensemble", *suite, "--out", tmp_path / "again.csv")
+    assert code == 0
+    assert "may know some images" not in err
+    assert accuracy(tmp_path / "again.csv", "id") == accuracy(out / "results.csv", "id")
+    assert len(list(folder.iterdir())) == 3, "no other split was extracted"
+    other = tmp_path / "other"
+    assert run(capsys, *[other if part == out else part for part in command])[0] == 0
+    code, _, err = run(capsys, "evaluate", out / "deep-ensemble", other / "deep-ensemble", *suite)
+    assert code == 0
+    assert f"{other / 'deep-ensemble'} was not trained on the training set of folders, seed 1: it may know" in err
 
 
 def refuse_quietly(capsys, *arguments: object) -> str:
@@ -400,8 +424,8 @@ def real(tmp_path_factory):
     return unpack
 
 
-def accuracy(out: Path, dataset: str) -> float:
-    frame = results.read(out / "results.csv")
+def accuracy(file: Path, dataset: str) -> float:
+    frame = results.read(file)
     row = frame[(frame["dataset"] == dataset) & (frame["aggregate"] == "prediction") & (frame["metric"] == "accuracy")]
     return float(row["value"].item())
 
@@ -429,7 +453,7 @@ def test_photos_of_pacs_reach_96_percent_and_the_detector_keeps_its_promise(real
     code, _, err = run(capsys, "run", "--suite", "pacs", "--root", root, "--out", tmp_path / "run", *fastest())
     assert code == 0, err
     assert "pacs goes on without sketch (shift): missing" in err
-    assert accuracy(tmp_path / "run", "photo") >= 0.96
+    assert accuracy(tmp_path / "run" / "results.csv", "photo") >= 0.96
     found = [FeatureSet.open(path) for name in ("held-out*", "photo*") for path in (tmp_path / "run").rglob(name)
              if (path / "index.json").is_file()]  # fmt: skip
     rows = torch.cat([part.rows(slice(None)) for part in found])
@@ -458,4 +482,4 @@ def test_a_part_of_tiny_imagenet_is_learnt_as_well_as_by_hand(real, tmp_path, ca
         capsys, "run", "--suite", tmp_path / "part.yaml", "--root", root, "--out", tmp_path / "run", *fastest()
     )
     assert code == 0, err
-    assert accuracy(tmp_path / "run", "val") >= 0.46
+    assert accuracy(tmp_path / "run" / "results.csv", "val") >= 0.46

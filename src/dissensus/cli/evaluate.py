@@ -73,9 +73,11 @@ def evaluate_runs(
     if out is not None and Path(out).suffix not in results.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
     opened = [Run.open(run) for run in {Path(run).resolve(): run for run in runs}.values()]
-    options = inputs.suite_options(opened, suite, root, features)
+    inputs.suite_options(opened, suite, root, features)  # runs of one backbone, flags that go together
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
-    sets, held_out_set = inputs.find_sets(suite, id, others, held_out, options)
+    sets, held_out_set = inputs.find_sets(
+        suite, id, others, held_out, lambda name: inputs.load_suite(name, opened, root, features)
+    )
     if chosen.held_out and held_out_set is None:
         raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
     names = name_runs([run.settings for run in opened], [str(run.folder) for run in opened])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -39,9 +39,27 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
     return suite.train, suite
 
 
+def load_suite(name: str, runs: Sequence[Run], root: str | None, features: str | None) -> Suite:
+    """Load a suite through the backbone of the runs, split as in their training.
+
+    Splits depend on the seed: with another one, the test and held-out sets would have training images of the runs. A
+    suite that no run was trained on is loaded with seed 0.
+    """
+    options = suite_options(runs, name, root, features)
+    for seed in dict.fromkeys([*(run.settings["seed"] for run in runs if run.settings["seed"]), 0]):
+        suite = suites.load(name, seed=seed, **options)
+        images = suite.train.images or suite.train.fingerprint
+        others = [run.folder for run in runs if images not in (run.settings["images"], run.settings["train"])]
+        if len(others) < len(runs):
+            for folder in others:
+                say(f"{folder} was not trained on the training set of {name}, seed {seed}: it may know some images")
+            break
+    return suite
+
+
 def held_out(run: str, suite: str, root: str | None, features: str | None) -> FeatureSet:
     """The held-out set of a suite, through the backbone of a run."""
-    loaded = suites.load(suite, **suite_options([Run.open(run)], suite, root, features))
+    loaded = load_suite(suite, [Run.open(run)], root, features)
     if loaded.held_out is None:
         raise DataError(f"suite {suite} holds nothing out to calibrate on: give ID samples of your own with --id")
     return loaded.held_out
@@ -52,9 +70,9 @@ def find_sets(
     inside: str | None,
     others: Mapping[Role, Sequence[str] | None],
     held_out: str | None,
-    options: Mapping[str, Any],
+    load: Callable[[str], Suite],
 ) -> tuple[list[SuiteSet], FeatureSet | None]:
-    """The sets of a suite, made with these options, or those that NAME=FEATURES flags give; and the held-out set."""
+    """The sets of a suite, loaded by `load`, or those that NAME=FEATURES flags give; and the held-out set."""
     if (suite is None) == (inside is None):
         got = "neither" if suite is None else "both"
         raise DissensusError(f"evaluate needs either --suite NAME or --id FEATURES; got {got}")
@@ -63,7 +81,7 @@ def find_sets(
         given = ", ".join(f"--{role}" for role, entries in others.items() if entries)
         if given:
             raise DissensusError(f"a suite brings its own sets; got --suite with {given}: use --id with those")
-        loaded = suites.load(suite, **options)
+        loaded = load(suite)
         return list(loaded.sets), kept or loaded.held_out
     found = [SuiteSet("id", "id", find_features(cast(str, inside))[0])]
     for role, entries in others.items():
