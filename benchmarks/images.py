@@ -28,7 +28,7 @@ from dissensus.backbones import Backbone, engines, tracing
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.export import onnx
-from dissensus.features._extract import extract
+from dissensus.features import extract
 from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble

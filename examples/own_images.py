@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from dissensus import Detector, Ensemble, ImageSet, backbones, fit
-from dissensus.features._extract import extract
+from dissensus import Detector, Ensemble, ImageSet, backbones, extract, fit
 
 work = Path(tempfile.mkdtemp(prefix="dissensus-example-"))
 if len(sys.argv) > 1:

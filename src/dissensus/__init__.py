@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dissensus.evaluation._evaluate import evaluate
     from dissensus.evaluation.results import Results
     from dissensus.evaluation.suite import Suite, SuiteSet
-    from dissensus.features import FeatureSet, FeatureWriter
+    from dissensus.features import FeatureSet, FeatureWriter, extract
     from dissensus.functional import aggregates, losses, metrics, scores
     from dissensus.functional.scores import SCORES
     from dissensus.images import ImageSet
@@ -46,6 +46,7 @@ __all__ = [
     "aggregates",
     "backbones",
     "evaluate",
+    "extract",
     "fit",
     "losses",
     "metrics",
@@ -79,6 +80,7 @@ _HOMES = {
     "Suite": "evaluation.suite",
     "SuiteSet": "evaluation.suite",
     "evaluate": "evaluation._evaluate",
+    "extract": "features",
     "fit": "training._fit",
 }
 

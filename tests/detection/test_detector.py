@@ -15,8 +15,7 @@ from scipy import stats
 from dissensus import backbones, suites
 from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError, UnknownNameError
 from dissensus.detection.detector import Detector
-from dissensus.features import FeatureSet
-from dissensus.features._extract import extract
+from dissensus.features import FeatureSet, extract
 from dissensus.functional import conformal, scores
 from dissensus.images import ImageSet, read_image
 from dissensus.models import tails

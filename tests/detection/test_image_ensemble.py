@@ -12,8 +12,7 @@ from dissensus import backbones
 from dissensus._core.errors import DissensusError, RunError, ShapeError
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.experiments import pipeline
-from dissensus.features import FeatureSet
-from dissensus.features._extract import extract
+from dissensus.features import FeatureSet, extract
 from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit

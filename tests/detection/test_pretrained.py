@@ -9,8 +9,7 @@ from dissensus._core.errors import RunError
 from dissensus.detection.detector import Detector
 from dissensus.experiments import pipeline
 from dissensus.export import hub
-from dissensus.features import FeatureSet
-from dissensus.features._extract import extract
+from dissensus.features import FeatureSet, extract
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
 from tests.damage import damages

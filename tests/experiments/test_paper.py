@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
+from dissensus import backbones
 from dissensus.evaluation.outcomes import Outcome
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
@@ -36,7 +37,8 @@ class StandIn:
     def __init__(self, name, folder):
         (folder / "metrics.jsonl").write_text(json.dumps({"kind": "epoch", "seconds": 1.0}) + "\n")
         self.out, self.quick, self.training, self.tell = folder, False, {}, lambda message: None
-        x = FeatureSet.from_arrays(np.zeros((2, 3), np.float32), [0, 1], provenance={"backbone": {}})
+        about = backbones.create("test_vit", "random", size=32).describe()
+        x = FeatureSet.from_arrays(np.zeros((2, 3), np.float32), [0, 1], provenance={"backbone": about})
         families = {"C-fog-1": "C-1", "C-fog-5": "C-5"}
         sets = [SuiteSet(s, role, x, family=families.get(s, "")) for s, role in SETS[name].items()]
         self.made = Suite(name, "", x, tuple(sets), disagreement=x)

@@ -18,8 +18,7 @@ from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus._core.locks import locked
 from dissensus._core.random import mix
 from dissensus.backbones import engines
-from dissensus.features import FeatureSet
-from dissensus.features._extract import extract
+from dissensus.features import FeatureSet, extract
 from dissensus.images import ImageSet, corruptions
 from tests.images import conftest as image_fixtures
 from tests.images.samples import BAD, GOOD, huge, noise, packed, plain, write

@@ -8,6 +8,7 @@ import pickle
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.numpy
 import torch
@@ -20,6 +21,7 @@ from dissensus._core.errors import DataError, DissensusError
 from dissensus.cli import main
 from dissensus.experiments.pipeline import new_ensemble
 from dissensus.features import FeatureSet, FeatureWriter
+from dissensus.images import ImageSet
 from tests.damage import damages
 
 
@@ -71,7 +73,7 @@ def test_other_numbers_become_float32(dtype):
 
 def test_facts_of_a_set():
     x, y, g = arrays(rows=10, shape=(2, 3))
-    features = FeatureSet.from_arrays(x, torch.from_numpy(y), groups=list(g), provenance={"backbone": "none"})
+    features = FeatureSet.from_arrays(x, torch.from_numpy(y), groups=list(g), provenance={"model": "none"})
     assert len(features) == 10
     assert features.shape == (2, 3)
     assert features.width == 6
@@ -80,10 +82,42 @@ def test_facts_of_a_set():
     assert features.groups.tolist() == g.tolist()
     assert features.classes == ("0", "1", "2", "3", "4")
     assert features.group_names == ("0", "1")
-    assert features.provenance == {"backbone": "none"}
+    assert features.provenance == {"model": "none"}
     assert features.folder is None
-    assert "(10, 2, 3)" in repr(features)
-    assert "5 classes" in repr(features)
+    assert repr(features) == "FeatureSet(10 rows of shape (2, 3), 5 classes, 2 groups, in memory)"
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series])
+def test_labels_may_be_names(kind, tmp_path):
+    names = kind(["dog", "cat", "dog"])
+    features = FeatureSet.from_arrays(np.ones((3, 2)), names, groups=kind(["x", "x", "w"]))
+    assert (features.classes, features.labels.tolist()) == (("cat", "dog"), [1, 0, 1])
+    assert (features.group_names, features.groups.tolist()) == (("w", "x"), [1, 1, 0])
+    other = FeatureSet.from_arrays(np.ones((3, 2)), names, classes=["dog", "cow", "cat"])
+    assert other.labels.tolist() == [0, 2, 0]
+    with FeatureWriter(tmp_path / "f", shape=2, classes=["dog", "cat"]) as writer:
+        writer.add(np.ones((3, 2)), names)
+    assert FeatureSet.open(tmp_path / "f").labels.tolist() == [0, 1, 0]
+    images = ImageSet.from_arrays(np.zeros((3, 4, 4), np.uint8), names)
+    assert (images.classes, images.labels.tolist()) == (("cat", "dog"), [1, 0, 1])
+
+
+def test_a_repr_tells_what_the_rows_are(augmented, tmp_path):
+    backbone = backbones.create("test_vit", "random", size=32)
+    assert repr(augmented) == "FeatureSet(12 rows of shape (2,), 2 classes, 3 passes, in memory)"
+    features = FeatureSet.from_arrays(np.ones((3, 2)), provenance={"backbone": backbone.describe()})
+    expected = f"FeatureSet(3 rows of shape (2,), unlabelled, backbone test_vit, in '{tmp_path / 'f'}')"
+    assert repr(features.save(tmp_path / "f")) == expected
+
+
+def test_a_provenance_that_is_no_backbone_is_refused():
+    with refused("provenance must be plain JSON; backbone.name: field required: correct the value"):
+        FeatureSet.from_arrays(np.ones((3, 2)), provenance={"backbone": {}})
+
+
+def test_names_that_no_file_can_hold_are_refused():
+    with refused(r"names of classes and groups must be UTF-8; 'caf\\udce9' is not: rename it"):
+        FeatureSet.from_arrays(np.ones((3, 2)), [0, 0, 0], classes=[os.fsdecode(b"caf\xe9")])
 
 
 def test_class_counts_tell_absent_classes():
@@ -137,8 +171,9 @@ def test_not_finite_rows_are_counted_and_the_first_is_named(bad, dtype):
     [
         ([0, 1], r"labels must be \(3,\), one per row; got \(2,\): "),
         ([[0], [1], [2]], r"labels must be \(3,\), one per row; got \(3, 1\): "),
-        ([0.0, 1.0, 2.0], r"labels must be integers; got float64: "),
-        (["a", "b", "c"], r"labels must be integers; got <U1: "),
+        ([0.0, 1.0, 2.0], r"labels must be integers or names; got float64: "),
+        (["cat", "dog", "cow"], r"labels must be among the 2 classes given; row 2 has 'cow': "),
+        (["cat", None, "dog"], r"labels must be integers or names; got object: "),
         ([0, 1, 2], r"labels must lie in 0\.\.1 \(2 classes\); row 2 has 2: "),
         ([0, -1, 1], r"labels must lie in 0\.\.1 \(2 classes\); row 1 has -1: "),
     ],
@@ -769,10 +804,10 @@ def test_passes_come_from_the_provenance(augmented, tmp_path):
 
 @pytest.mark.parametrize("passes", [0, -1, 5, 1.5, "2", None])
 def test_passes_must_part_the_rows_evenly(passes, augmented):
-    with refused("passes must part the rows evenly; got .* of 12 rows: "):
+    with refused("passes must divide the number of rows; got .* of 12 rows: "):
         FeatureSet.from_arrays(np.ones((12, 2)), provenance={"passes": passes})
     if isinstance(passes, int):
-        with refused("passes must part the rows evenly"):
+        with refused("passes must divide the number of rows"):
             augmented.subset(slice(None), passes=passes)
 
 

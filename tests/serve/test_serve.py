@@ -27,7 +27,7 @@ from dissensus import Detector, Ensemble, FeatureSet, ImageSet, backbones, fit
 from dissensus._core.errors import DataError
 from dissensus.cli import main
 from dissensus.evaluation.examples import Example
-from dissensus.features._extract import extract
+from dissensus.features import extract
 from dissensus.images.thumbnails import thumbnail
 from dissensus.models import tails
 from dissensus.serve import cards, examples, responses

@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dissensus._core import documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import DataError
 from dissensus._core.files import is_temporary, replacing
-from dissensus.backbones.description import BackboneDescription
+from dissensus.features._provenance import Count, checked
 from dissensus.functional.arrays import Array
 
 INDEX = "index.json"
 COLUMNS = ("labels", "groups", "features")
 DTYPES = {"float16": "F16", "float32": "F32", "int64": "I64"}  # numpy's names -> those of safetensors
 
-Count = Annotated[int, Field(ge=1, lt=2**63)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Dtype = Literal["float16", "float32"]
 
@@ -41,42 +40,6 @@ class Shard(Part):
     rows: Count
     bytes: Count
     sha256: Sha256
-
-
-class Provenance(Part):
-    """The fields of a provenance that are read again; there may be others.
-
-    Attributes:
-        backbone: The backbone whose trunk the features are the output of.
-        images: The fingerprint of the images.
-        engine: The engine that ran the trunk.
-        passes: Augmented passes over the same images, one after the other.
-        bad: How many images could not be read and were left out.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    backbone: BackboneDescription | None = None
-    images: str | None = None
-    engine: str = "eager"
-    passes: Count = 1
-    bad: Annotated[int, Field(ge=0, lt=2**63)] = 0
-
-
-def check_provenance(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance as JSON has it.
-
-    Raises:
-        ValueError: If it is not JSON, or a field has another type than `Provenance` says.
-    """
-    try:
-        text = json.dumps(dict(values), allow_nan=False)
-        Provenance.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(documents.problem(error)) from error
-    except (TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
-    return dict(json.loads(text))
 
 
 class Index(Document):
@@ -104,7 +67,7 @@ class Index(Document):
     count: Count
     classes: tuple[str, ...]
     group_names: tuple[str, ...]
-    provenance: Annotated[dict[str, Any], AfterValidator(check_provenance)]
+    provenance: Annotated[dict[str, Any], AfterValidator(checked)]
     shards: Annotated[tuple[Shard, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -25,7 +25,8 @@ from dissensus._core.documents import Document
 from dissensus._core.errors import DataError
 from dissensus._core.files import replacing
 from dissensus.backbones.description import BackboneDescription
-from dissensus.features._shards import INDEX, Count, Dtype, Index, Shard
+from dissensus.features._provenance import Count
+from dissensus.features._shards import INDEX, Dtype, Index, Shard
 from dissensus.features.store import LOCK, Store
 from dissensus.functional.arrays import Array
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dissensus._core.errors import DataError
-from dissensus.features._shards import INDEX, Shard, check_provenance
+from dissensus.features._provenance import plain
+from dissensus.features._shards import INDEX, Shard
 from dissensus.features.store import Store
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Array, Values
@@ -59,10 +60,7 @@ class FeatureWriter:
             raise DataError(f"features are stored as float16 or float32; got dtype={dtype!r}: choose one")
         if shard_rows < 1:
             raise DataError(f"a shard holds at least one row; got shard_rows={shard_rows}: try 65536")
-        try:
-            self.provenance = check_provenance(provenance or {})
-        except ValueError as error:
-            raise DataError(f"provenance must be plain JSON; {error}: convert the value to text") from error
+        self.provenance = plain(provenance or {})
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.dtype = dtype
         self.count = 0

@@ -80,15 +80,25 @@ def check_codes(
 ) -> NDArray[np.int64]:
     """Return the "labels" or "groups" (`kind`) of `rows` rows as (rows,) int64, each the index of a name.
 
+    Strings are looked up in `names`.
+
     Raises:
-        DataError: If they are not one index per row.
+        DataError: If they are not one index or name per row.
     """
     noun = "classes" if kind == "labels" else "groups"
     codes = to_numpy(values)
     if codes.shape != (rows,):
         raise DataError(f"{kind} must be ({rows},), one per row; got {codes.shape}: pass those of these rows")
+    if names is not None and _is_text(codes):
+        index = {str(name): i for i, name in enumerate(names)}
+        if unknown := [i for i, name in enumerate(codes.tolist()) if name not in index]:
+            raise DataError(
+                f"{kind} must be among the {len(names)} {noun} given; row {first + unknown[0]} has "
+                f"{str(codes[unknown[0]])!r}: correct it, or add it to the {noun}"
+            )
+        codes = np.array([index[name] for name in codes.tolist()], np.int64)
     if codes.dtype.kind not in "iu":
-        raise DataError(f"{kind} must be integers; got {codes.dtype}: number the {noun} 0, 1, 2, ...")
+        raise DataError(f"{kind} must be integers or names; got {codes.dtype}: number the {noun} 0, 1, 2, ...")
     limit = MAX_UNNAMED if names is None else len(names)
     if len(bad := np.flatnonzero((codes < 0) | (codes >= limit))):
         raise DataError(
@@ -98,6 +108,43 @@ def check_codes(
     return codes.astype(np.int64)
 
 
+def encode(
+    kind: str, values: Values | None, rows: int, names: Sequence[str] | None
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the codes of all labels or groups, and the names that the codes refer to.
+
+    Integers are indices into `names`, by default "0", "1", ...; strings are looked up in `names`, by default the
+    distinct strings in sorted order. None stays None.
+
+    >>> encode("labels", ["dog", "cat", "dog"], 3, None)
+    (array([1, 0, 1]), ('cat', 'dog'))
+
+    Raises:
+        DataError: As `check_codes`.
+    """
+    if values is None:
+        return None, default_names(names, -1)
+    array = to_numpy(values)
+    if names is None and _is_text(array):
+        names = sorted(set(array.ravel().tolist()))
+    codes = check_codes(kind, array, rows, names)
+    return codes, default_names(names, int(codes.max(initial=-1)))
+
+
 def default_names(names: Sequence[str] | None, top: int) -> tuple[str, ...]:
-    """The names, or "0" to str(top) if there are none."""
-    return tuple(map(str, range(top + 1) if names is None else names))
+    """Return the names, or "0" to str(top) if there are none.
+
+    Raises:
+        DataError: If a name cannot be written to a file, such as that of a folder which is not UTF-8.
+    """
+    result = tuple(map(str, range(top + 1) if names is None else names))
+    for name in result:
+        if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+            raise DataError(f"names of classes and groups must be UTF-8; {name!r} is not: rename it")
+    return result
+
+
+def _is_text(array: Array) -> bool:
+    if array.dtype.kind == "O":  # such as a column of pandas
+        return array.size > 0 and all(isinstance(value, str) for value in array.ravel())
+    return array.dtype.kind == "U"

@@ -144,14 +144,14 @@ class ImageSet:
         count = len(found.names)
         if not count:
             raise DataError("a set needs at least one image; got none: check what made it")
-        y = None if found.labels is None else arrays.check_codes("labels", found.labels, count, found.classes)
-        g = None if found.groups is None else arrays.check_codes("groups", found.groups, count, found.group_names)
+        labels, classes = arrays.encode("labels", found.labels, count, found.classes)
+        groups, group_names = arrays.encode("groups", found.groups, count, found.group_names)
         return cls(
             names=tuple(found.names),
-            labels=y,
-            groups=g,
-            classes=arrays.default_names(found.classes, -1 if y is None else int(y.max())),
-            group_names=arrays.default_names(found.group_names, -1 if g is None else int(g.max())),
+            labels=labels,
+            groups=groups,
+            classes=classes,
+            group_names=group_names,
             _reader=found.reader,
             _places=np.arange(count) if found.places is None else np.array(found.places, np.int64),
             _sizes=np.array(found.sizes, np.int64),

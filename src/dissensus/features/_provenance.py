@@ -1,0 +1,95 @@
+"""Provenance: where features come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from dissensus._core import documents
+from dissensus._core.documents import Part
+from dissensus._core.errors import DataError
+from dissensus.backbones.description import BackboneDescription
+
+if TYPE_CHECKING:
+    from dissensus.features.featureset import FeatureSet
+
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+
+
+class Provenance(Part):
+    """The fields of a provenance that are read again; there may be others.
+
+    Attributes:
+        backbone: The backbone whose trunk the features are the output of.
+        images: The fingerprint of the images.
+        engine: The engine that ran the trunk.
+        passes: Augmented passes over the same images, one after the other.
+        bad: How many images could not be read and were left out.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    backbone: BackboneDescription | None = None
+    images: str | None = None
+    engine: str = "eager"
+    passes: Count = 1
+    bad: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+def checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a provenance as JSON has it.
+
+    Raises:
+        ValueError: If it is not JSON, or a field has another type than `Provenance` says.
+    """
+    try:
+        text = json.dumps(dict(values), allow_nan=False)
+        Provenance.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(documents.problem(error)) from error
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return dict(json.loads(text))
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a provenance given by the user as JSON has it; raise `DataError` as `checked` raises `ValueError`."""
+    try:
+        return checked(values)
+    except ValueError as error:
+        raise DataError(f"provenance must be plain JSON; {error}: correct the value") from error
+
+
+def check_backbone(expected: Mapping[str, Any] | None, features: FeatureSet, name: str) -> None:
+    """Raise if features come from another trunk than expected, where both are known.
+
+    Args:
+        expected: The description of a backbone.
+        features: The features.
+        name: What the error calls the features.
+
+    Raises:
+        DataError: If the fingerprints of the backbones differ.
+    """
+    backbone = features.provenance.get("backbone")
+    if expected is None or backbone is None or backbone["fingerprint"] == expected["fingerprint"]:
+        return
+    keys = ("name", "layers", "size", "crop", "weights")
+    key = next((key for key in keys if backbone.get(key) != expected.get(key)), "fingerprint")
+    raise DataError(
+        f"features must come from one backbone; {name} has {key} {str(backbone.get(key))[:40]}, the training set "
+        f"{str(expected.get(key))[:40]}: extract both with the same backbone"
+    )
+
+
+def passes_of(provenance: Mapping[str, Any], rows: int) -> int:
+    """Return the number of passes, 1 by default; raise `DataError` if it does not divide the number of rows."""
+    passes = provenance.get("passes", 1)
+    if not isinstance(passes, int) or passes < 1 or rows % passes:
+        raise DataError(
+            f"passes must divide the number of rows; got {passes!r} of {rows} rows: write the features again"
+        )
+    return passes
