@@ -126,7 +126,7 @@ class Results:
         return self.value(row, m.family, m.metric, aggregate=m.aggregate, score=m.score)
 
     def _metrics(self, kind: str) -> list[str]:
-        """Names of the metrics of a kind that were measured, those registered first."""
+        """Names of the metrics of a kind that were measured."""
         column = "aggregate" if kind == "answers" else "score"
         names = list(dict.fromkeys(self.frame.loc[self.frame[column] != "", "metric"]))
         return [name for name in names if name not in metrics.METRICS or metrics.METRICS[name].kind == kind]
@@ -155,10 +155,11 @@ class Results:
 
     def quality(self) -> Table:
         """Every metric of answers: how good the ensembles are, alone and together, and how well calibrated."""
-        labelled, (first, *others) = self.families(*LABELLED), self._metrics("answers")
-        measures = [Measure(first, family, "prediction") for family in labelled]
-        measures += [Measure(first, self.inside, "members", heading="members")]
-        measures += [Measure(first, self.inside, "oracle", heading="best member")]
+        labelled = self.families(*LABELLED)
+        measures = [Measure("accuracy", family, "prediction") for family in labelled]
+        measures += [Measure("accuracy", self.inside, "members", heading="members")]
+        measures += [Measure("accuracy", self.inside, "oracle", heading="best member")]
+        others = [name for name in self._metrics("answers") if name != "accuracy"]
         measures += [Measure(name, family, "prediction") for name in others for family in labelled]
         return self.table("Accuracy and calibration", measures).without_blanks()
 
