@@ -11,7 +11,7 @@ import torch
 from dissensus import backbones
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus.backbones import engines, tracing
+from dissensus.backbones import engines
 
 needs_onnx = pytest.mark.skipif(bool(extras.missing("onnx")), reason="needs the extra onnx")
 KINDS = {"lite0": None, "test_vit": "random"}  # name -> weights
@@ -66,7 +66,7 @@ def test_onnx_equals_eager_whatever_the_batch_and_whatever_was_in_the_cache(name
 def stub(vit, monkeypatch, tmp_path):
     """An exporter that writes b"good", and a runtime that computes zeros of anything else; counts exports."""
     monkeypatch.setenv("DISSENSUS_CACHE", str(tmp_path))
-    monkeypatch.setattr(tracing, "PARTS", ())
+    monkeypatch.setitem(extras.EXTRAS, "onnx", ())
     made = []
 
     def export(module, batch, path):
@@ -129,6 +129,6 @@ def test_missing_packages_are_named_with_the_remedy(vit, monkeypatch, missing):
 def test_bad_engines_and_devices(vit, monkeypatch):
     with pytest.raises(UnknownNameError, match="unknown engine 'onx': did you mean 'onnx'"):
         engines.create("onx", vit)
-    monkeypatch.setattr(tracing, "PARTS", ())
+    monkeypatch.setitem(extras.EXTRAS, "onnx", ())
     with pytest.raises(DissensusError, match="engine onnx runs on CPUs; got cuda: use --engine eager"):
         engines.create("onnx", vit, "cuda")

@@ -1,5 +1,6 @@
 """Tails and the ensemble that stacks them."""
 
+from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
-__all__ = ["Ensemble"]
+__all__ = ["Ensemble", "tails"]
