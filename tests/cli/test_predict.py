@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit
 from tests.commands import refuse, run
+from tests.forks import until
 
 
 def pictures(folder, count, seed=0):
@@ -161,14 +163,16 @@ def test_names_that_are_not_text_go_through(home, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_while_paths_are_waited_for(home):
-    command = [sys.executable, "-m", "dissensus", "predict", home / "run", "-"]
+    command = [sys.executable, "-m", "dissensus", "predict", home / "run", "-", "--workers", "2"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
     )  # fmt: skip
     process.stdin.write(f"{next((home / 'fresh' / 'red').iterdir())}\n")
     process.stdin.flush()
-    time.sleep(12)  # until it waits for more
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: len(children.read_text().split()) == 2, 90)  # it has workers, and waits for more
+    time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
