@@ -27,8 +27,8 @@ def test_one_says_what_it_is():
 def test_all_say_how_many_and_show_the_first():
     lines = repr(verdicts(400)).splitlines()
     assert lines[0] == "400 samples: 300 in, 100 out of distribution"
-    assert lines[1].split() == ["path", "verdict", "p-value", "score", "class", "confidence"]
-    assert lines[2].split() == ["0", "in", "0.82", "0.25", "cat", "75%"]
+    assert lines[1].split() == ["path", "class", "confidence", "score", "p_value", "verdict"]
+    assert lines[2].split() == ["0", "cat", "0.75", "0.2500", "0.8200", "in"]
     assert lines[-1] == "... 392 more"
     assert len(lines) == 11
     assert repr(verdicts(1, calibrated=False)).startswith("1 sample, not calibrated: scores, but no verdicts\n")

@@ -142,18 +142,8 @@ class Verdicts:
         return f"{count}: {len(self) - out:,} in, {out:,} out of distribution"
 
     def _head(self) -> pd.DataFrame:
-        """Return the first rows with numbers rounded for reading, the verdict before the class."""
-        rows = [
-            {
-                "path": v.name,
-                **({} if v.out is None else {"verdict": v.verdict, "p-value": f"{v.p_value:.3g}"}),
-                "score": f"{v.score:.4g}",
-                "class": v.class_name,
-                "confidence": f"{v.confidence:.0%}",
-            }
-            for v in self[:SHOWN]
-        ]
-        return pd.DataFrame(rows)
+        """Return the first rows, with numbers rounded for reading and without empty columns."""
+        return frame(self[:SHOWN], 0).drop(columns=["label", "error"]).dropna(axis=1, how="all").round(4)
 
     def frame(self) -> pd.DataFrame:
         """Return a DataFrame, one row per sample; the votes are in columns member 1, member 2, ..."""
@@ -188,8 +178,6 @@ class Verdicts:
 
 def frame(verdicts: Iterable[Verdict], members: int) -> pd.DataFrame:
     """Return verdicts as a DataFrame: one row each, with the members' votes in columns member 1, member 2, ..."""
-    rows = []
-    for verdict in verdicts:
-        votes = verdict.votes or (None,) * members
-        rows.append(verdict.as_dict() | {f"member {m}": vote for m, vote in enumerate(votes, 1)})
+    names = [f"member {m + 1}" for m in range(members)]
+    rows = [v.as_dict() | dict(zip(names, v.votes or (None,) * members, strict=False)) for v in verdicts]
     return pd.DataFrame(rows)

@@ -1,0 +1,184 @@
+"""The command and the API: what they answer, what they reject, how they bear a crowd."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dissensus import fit
+from dissensus.cli import main
+from dissensus.serve import responses
+from tests.conftest import blobs, linear
+from tests.serve.conftest import BAD, Server, needs_gradio
+
+
+def refusal(capsys, *arguments: object) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", *map(str, arguments)])
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_without_gradio_one_line(capsys, monkeypatch, place):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install '.[serve]'" in refusal(capsys, place / "run")
+
+
+@needs_gradio
+def test_refusals(capsys, place, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port} is not (Address already in use)" in refusal(capsys, place / "run", "--port", port)
+    assert "--port must be within" in refusal(capsys, place / "run", "--port", 70000)
+    assert "--host must be an address" in refusal(capsys, place / "run", "--host", "nowhere.invalid")
+    assert "no such folder" in refusal(capsys, tmp_path / "none", "--port", 0)
+    assert "--max-upload-mb" in refusal(capsys, place / "run", "--max-upload-mb", 0)
+    assert "got --images alone" in refusal(capsys, place / "run", "--port", 0, "--images", place)
+    fit(linear(), blobs(), "deep-ensemble", epochs=1, out=tmp_path / "features-only", progress=False)
+    assert "images need a trunk" in refusal(capsys, tmp_path / "features-only", "--port", 0)
+
+
+def ask(url: str, *files: tuple[str, bytes], **query: object) -> tuple[int, dict]:
+    import httpx
+
+    found = httpx.post(f"{url}/api/predict", files=[("files", file) for file in files], params=query, timeout=60)
+    return found.status_code, found.json()
+
+
+def fits(value: object, schema: dict) -> bool:
+    """Whether a value is as a JSON schema of the few kinds used here says."""
+    kinds = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
+    allowed = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    if not any(value is None if kind == "null" else isinstance(value, kinds[kind]) for kind in allowed):
+        return False
+    if isinstance(value, dict):
+        return set(value) == set(schema["required"]) and all(fits(v, schema["properties"][k]) for k, v in value.items())
+    return all(fits(v, schema["items"]) for v in value) if isinstance(value, list) else True
+
+
+@needs_gradio
+def test_api_says_what_the_detector_says_and_what_its_schema_says(server, service, place):
+    import httpx
+
+    files = [(name, (place / name).read_bytes()) for name in ("digit.png", "photo.png", "paper.png")]
+    status, answer = ask(server.url, *files)
+    assert status == 200
+    expected = [responses.result(service, service.inspect(*file)) for file in files]
+    for found, wanted in zip(answer["results"], expected, strict=True):
+        assert found["score"] == (None if wanted["score"] is None else pytest.approx(wanted["score"], abs=1e-4))
+        same = ("path", "label", "class", "p_value", "verdict", "error", "votes")
+        assert {key: found[key] for key in same} == {key: wanted[key] for key in same}
+    assert [r["verdict"] for r in answer["results"]] == ["in", "out", None]
+
+    document = httpx.get(f"{server.url}/api/schema").json()
+    described = document["paths"]["/api/predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert fits(answer, described)
+    health = httpx.get(f"{server.url}/api/health").json()
+    assert health["status"] == "ok"
+    assert (health["run"], health["calibrated"], health["false_alarms"]) == ("run", True, 0.05)
+
+
+@needs_gradio
+def test_api_at_another_rate(server, place):
+    file = ("digit.png", (place / "digit.png").read_bytes())
+    p_value = ask(server.url, file)[1]["results"][0]["p_value"]
+    assert ask(server.url, file, false_alarms=min(0.99, p_value + 0.001))[1]["results"][0]["verdict"] == "out"
+    assert ask(server.url, file, false_alarms=0.01)[1]["false_alarms"] == 0.01
+    for rate, text in ((0.0001, "needs 9999 calibration samples"), (2, "between 0 and 1"), ("much", "valid number")):
+        status, answer = ask(server.url, file, false_alarms=rate)
+        assert 400 <= status < 500
+        assert text in answer["error"]
+
+
+@needs_gradio
+def test_api_refuses_in_json(server, place):
+    import httpx
+
+    for name, (data, reason) in BAD.items():
+        assert ask(server.url, (name, data)) == (422, {"error": f"{name}: {reason}"})
+    status, answer = ask(server.url, *[(name, data) for name, (data, _) in BAD.items()])
+    assert (status, answer["error"]) == (422, "none of the 4 files is a readable image")
+    assert [r["error"] for r in answer["results"]] == [reason for _, reason in BAD.values()]
+    status, answer = ask(server.url, ("large.png", bytes(2_100_000)))
+    assert (status, answer["error"]) == (413, "an upload may have 2 MB; got 2.1 MB: send fewer images at once")
+    target = f"{server.url}/api/predict"
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    for answer, status in (
+        (httpx.post(target, content=iter([b"x"])), 411),
+        (httpx.post(target, content=b"nonsense", headers=form), 400),
+        (httpx.post(target, data={"files": "text"}), 422),
+        (httpx.post(target, files={"other": b"x"}), 422),
+        (httpx.get(target), 404),
+        (httpx.get(f"{server.url}/api/nothing"), 404),
+    ):
+        assert answer.status_code == status
+        assert list(answer.json()) == ["error"]
+
+
+@needs_gradio
+def test_page_reads_no_file_that_was_not_uploaded(server, place):
+    import httpx
+
+    for number, path in enumerate((str(place / "digit.png"), "https://example.com/cat.png")):
+        data = [{"path": path, "meta": {"_type": "gradio.FileData"}}, 5]
+        request = {"data": data, "fn_index": 0, "session_hash": f"thief{number}"}
+        with httpx.Client(base_url=server.url, timeout=10) as client:
+            client.post("/gradio_api/queue/join", json=request).raise_for_status()
+            with client.stream("GET", f"/gradio_api/queue/data?session_hash=thief{number}") as lines:
+                said = next(line for line in lines.iter_lines() if "process_completed" in line)
+            assert client.get(f"/gradio_api/file={path}").status_code in (403, 404)
+        assert not json.loads(said.removeprefix("data: "))["success"]
+
+
+@pytest.mark.slow
+@needs_gradio
+def test_everybody_is_warned_of_and_a_stop_leaves_nothing(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    made = Server(place / "plain", "--host", "0.0.0.0")
+    assert made.url.startswith("http://localhost:")
+    status, answer = ask(made.url, ("digit.png", (place / "digit.png").read_bytes()))
+    assert (status, answer["calibrated"], answer["results"][0]["verdict"]) == (200, False, None)
+    assert ask(made.url, ("a.png", b""), false_alarms=0.1)[0] == 400
+    said = made.stop()
+    assert "not calibrated" in said
+    assert "WARNING: listening on every address of this machine" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.glob("dissensus-serve-*")) == []
+
+
+@pytest.mark.slow
+@needs_gradio
+def test_two_hundred_at_once(server, place):
+    import httpx
+    import psutil
+
+    good = ("digit.png", (place / "digit.png").read_bytes())
+    bad = [(name, data) for name, (data, _) in BAD.items()]
+    files = [good if i % 3 else bad[i % 4] for i in range(200)]
+    before = psutil.Process(server.process.pid).memory_info().rss
+
+    def one(file: tuple[str, bytes]) -> tuple[int, str]:
+        status, answer = ask(server.url, file)
+        return status, answer.get("error") or answer["results"][0]["class"]
+
+    with ThreadPoolExecutor(200) as pool:
+        asked = [pool.submit(one, file) for file in files]
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/api/health", timeout=20).json()["status"] == "ok"  # in the midst of it
+        for i in range(20):  # who hang up in the middle
+            with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as rude:
+                rude.sendall(b"POST /api/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n" + bytes(i))
+        found = [future.result() for future in asked]
+    expected = ask(server.url, good)[1]["results"][0]["class"]
+    for file, (status, said) in zip(files, found, strict=True):
+        assert (status, said) == ((200, expected) if file is good else (422, f"{file[0]}: {BAD[file[0]][1]}"))
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 300e6

@@ -1,0 +1,160 @@
+"""The service, its cards and responses: what they say against the detector itself; neighbours and examples."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dissensus import Detector, FeatureSet
+from dissensus._core.errors import DataError
+from dissensus.evaluation.examples import Example
+from dissensus.images.thumbnails import thumbnail
+from dissensus.serve import cards, examples, responses
+from dissensus.serve.gauge import gauge
+from dissensus.serve.neighbours import Neighbours
+from dissensus.serve.service import Inspection, Service
+from tests.serve.conftest import BAD
+
+
+def test_service_says_what_the_detector_says(service, place):
+    paths = [place / "digit.png", place / "photo.png"]
+    expected = service.detector.predict(paths)
+    for path, verdict in zip(paths, expected, strict=True):
+        inspection = service.inspect(path.name, path.read_bytes())
+        found, limit = service.verdict(inspection)
+        assert found.votes == verdict.votes
+        assert found.verdict == verdict.verdict
+        assert found.score == pytest.approx(verdict.score, abs=1e-5)
+        assert (found.score > limit) == found.out
+        assert service.top_classes(inspection)[0] == (found.class_name, pytest.approx(found.confidence))
+    assert [v.verdict for v in expected] == ["in", "out"]
+
+
+def test_another_rate_needs_no_other_look(service, place, monkeypatch):
+    inspection = service.inspect("digit.png", (place / "digit.png").read_bytes())
+    monkeypatch.setattr(service.detector.members, "encoder", None)
+    p_value = service.verdict(inspection)[0].p_value
+    assert service.verdict(inspection, min(0.99, p_value))[0].out
+    assert not service.verdict(inspection, p_value * 0.99)[0].out
+    assert service.detector.threshold.false_alarms == 0.05  # as before
+
+
+def test_rates_are_those_that_the_calibration_supports(service):
+    low, high = service.rates  # 200 samples: 1/201 is the least
+    assert (low, high) == (0.5, 20)
+    service.detector_at(low / 100)
+    with pytest.raises(DataError, match="needs 249 calibration samples"):
+        service.detector_at((low - 0.1) / 100)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_with_the_reason(service, name):
+    data, reason = BAD[name]
+    inspection = service.inspect(name, data)
+    assert inspection == Inspection(name, error=reason)
+    assert f"{name}: {reason}" in cards.card(service, inspection)
+    assert responses.result(service, inspection)["error"] == reason
+
+
+def test_card_has_verdict_gauge_classes_and_members(service, place):
+    for name, head in (("digit.png", "In distribution"), ("photo.png", "Out of distribution")):
+        inspection = service.inspect(name, (place / name).read_bytes(), details=True)
+        text = cards.card(service, inspection)
+        assert head in text
+        assert "<svg" in text
+        assert text.count("class='bar'") == 5
+        assert text.count("<span>member") == 4
+        assert "held-out images" in text
+
+
+def test_names_and_classes_are_escaped(service, place):
+    inspection = service.inspect("<script>x</script>.png", (place / "digit.png").read_bytes(), details=True)
+    for text in (cards.card(service, inspection), cards.problem("<script>")):
+        assert "<script>" not in text
+        assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize(
+    ("p_value", "said"),
+    [
+        (1 / 200, "None of the 199 held-out images looks as unusual (p = 0.005)."),
+        (2 / 200, "Of the 199 held-out images, 1 looks at least as unusual (p = 0.01)."),
+        (1.0, "Of the 199 held-out images, 199 look at least as unusual (p = 1)."),
+    ],
+)
+def test_p_value_in_words(p_value, said):
+    assert cards.in_words(p_value, 199) == said
+
+
+def test_gauge_turns_from_usual_to_unusual():
+    assert "rotate(-90.0" in gauge(1.0, 0.05, 99)
+    assert "rotate(90.0" in gauge(0.01, 0.05, 99)
+    assert "rotate(0.0" in gauge(0.1, 0.05, 99)  # half of the logarithm
+    assert "; out:" in gauge(0.05, 0.05, 99)
+    assert "; in:" in gauge(0.06, 0.05, 99)
+
+
+def test_uncalibrated_run_has_no_verdict(place):
+    plain = Service(Detector.load(place / "plain"), "plain")
+    inspection = plain.inspect("digit.png", (place / "digit.png").read_bytes())
+    assert plain.rates is None
+    assert "No verdict" in cards.card(plain, inspection)
+    assert responses.facts(plain) == {"run": "plain", "score": "pds", "calibrated": False, "false_alarms": None}
+    assert responses.result(plain, inspection)["verdict"] is None
+
+
+def test_table_has_a_row_for_every_file(service, place):
+    inspection = [service.inspect(name, (place / name).read_bytes()) for name in ("digit.png", "paper.png")]
+    frame = responses.table(service, inspection)
+    assert list(frame["path"]) == ["digit.png", "paper.png"]
+    assert list(frame.columns)[-4:] == [f"member {m}" for m in (1, 2, 3, 4)]
+    assert frame["error"][1] == "not an image"
+    assert frame["verdict"][0] == "in"
+
+
+# neighbours and examples
+
+
+def test_nearest_of_a_training_image_is_itself(place, scans):
+    train = FeatureSet.open(place / "train")
+    found = Neighbours(train, scans.subset(slice(0, 500))).nearest(train.rows([7])[0])
+    assert found[0].similarity == pytest.approx(1, abs=1e-3)
+    assert (found[0].class_name, found[0].name) == ("7", "7")
+    assert found[0].picture.startswith("data:image/")
+    assert [n.similarity for n in found] == sorted((n.similarity for n in found), reverse=True)
+
+
+def test_nearest_keeps_to_its_memory(place, monkeypatch):
+    train = FeatureSet.open(place / "train")
+    monkeypatch.setattr("dissensus.serve.neighbours.VALUES", 50 * train.width)
+    few = Neighbours(train)
+    assert (len(few.rows), few.total) == (50, 500)
+    row = int(few.rows[3])
+    assert few.nearest(train.rows([row])[0])[0].name == f"row {row}"
+
+
+def test_images_must_be_those_of_the_features(place, scans):
+    train = FeatureSet.open(place / "train")
+    with pytest.raises(DataError, match="these are others"):
+        Neighbours(train, scans.subset(slice(1, 501)))
+    with pytest.raises(DataError, match="500 rows"):
+        Neighbours(FeatureSet.from_arrays(train.rows(slice(0, 500))), scans.subset(slice(0, 400)))
+
+
+def test_examples_of_a_folder(place, tmp_path):
+    found = examples.of_folder(str(place))
+    assert sorted(e.name for e in found) == ["digit.png", "photo.png"]  # the bad ones are left out
+    with pytest.raises(DataError, match="none that can be read"):
+        examples.of_folder(str(tmp_path))
+    with pytest.raises(DataError, match="there is none"):
+        examples.of_folder(str(tmp_path / "nothing"))
+    assert examples.of_run(place / "run") == []  # never evaluated
+
+
+def test_saved_examples_are_as_small_as_they_were(scans):
+    example = Example(picture=thumbnail(scans.image(3)), place="id/3", truth="3", answer="3", votes=("3",), pds=1.0)
+    made = examples._of_evaluation(example, "id")
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(made.data))), np.asarray(scans.image(3)))
