@@ -1,0 +1,33 @@
+"""Tensor files: what is written is read; a missing or damaged one is one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dissensus._core import tensors
+from dissensus._core.errors import DataError, RunError
+
+
+def test_what_is_written_is_read(tmp_path):
+    values = {"a": torch.arange(6.0).view(2, 3).t(), "b": torch.tensor([1, 2])}
+    tensors.write(tmp_path / "x.safetensors", values)
+    again = tensors.read(tmp_path / "x.safetensors", remedy="")
+    assert all(torch.equal(again[name], value) for name, value in values.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", b"\xff" * 100, (2**62).to_bytes(8, "little") + b"{}"])
+def test_a_damaged_file_is_one_line(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"x\.safetensors is damaged \(.*\): copy it again\Z") as caught:
+        tensors.read(path, remedy="copy it again")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"there is no file .*x\.safetensors: copy it again\Z"):
+        tensors.read(tmp_path / "x.safetensors", remedy="copy it again", error=DataError)
+    with pytest.raises(RunError, match="there is no file"):
+        tensors.read(tmp_path, remedy="copy it again")
