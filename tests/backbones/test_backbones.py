@@ -161,7 +161,7 @@ def test_lite0_knows_real_images_and_needs_its_own_normalisation(lite0):
 @pytest.mark.skipif(IMAGENET_VAL is None, reason="needs ImageNet's validation images: set DISSENSUS_IMAGENET_VAL")
 def test_lite0_reaches_its_accuracy_on_imagenet(lite0):
     """75% (+-2) top-1 on a folder with a folder of full-size validation images for each wnid; 5,000 are enough."""
-    found = ImageSet.from_folder(IMAGENET_VAL)
+    found = ImageSet.find(IMAGENET_VAL)
     assert set(found.classes) <= set(lite0.classes), "folders must be named by wnid"
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))[:5000].tolist()
     correct = 0

@@ -129,7 +129,7 @@ def test_impossible_shares(text, tree, tmp_path, capsys):
         (["--backbone", "test_vitt"], "unknown backbone 'test_vitt': did you mean 'test_vit"),
         (["--size", 0], "at least one pixel a side; got size=0"),
         (["--weights", "none.safetensors"], "weights must be a local file; none.safetensors is none"),
-        (["--engine", "steam"], "--engine cannot be 'steam'"),
+        (["--engine", "steam"], "unknown --engine 'steam': known: eager, onnx"),
         (["--devices", 0], "devices and num_nodes must be at least 1; got devices=0"),
         (["--out", ""], "images and --out must name something"),
         (["--classes-of", "nowhere"], "features are a folder; nowhere is not"),
@@ -203,7 +203,7 @@ def test_all_images_bad_and_a_huge_one(tmp_path, capsys):
     write(tmp_path / "tree", {"a.png": b"", "b.png": b"text", "c.png": huge(40000, 40000)})
     given = ["extract", tmp_path / "tree", "--out", tmp_path / "f", *BACKBONE]
     _, _, err = run(capsys, *given)
-    assert "error: at most 0 of 3 images may be unreadable; 3 are so far, such as a.png (empty file): see" in err
+    assert "error: at most 1 of 3 images may be unreadable; 3 are so far, such as a.png (empty file): see" in err
     code, _, err = run(capsys, *given, "--max-bad", "100%")
     assert code == 2
     assert "features need an image that can be read; none can, the first is a.png (empty file): see" in err

@@ -267,6 +267,17 @@ def test_the_share_of_bad_images_is_exact(share, allowed, backbone, tmp_path):
         extract(images, backbone, tmp_path / "f", max_bad=share, batch_size=1, **QUICK)
 
 
+def test_a_share_of_a_small_set_allows_one_bad_image(backbone, tmp_path):
+    images = some_bad(tmp_path / "tree", 30, [4])
+    with data_refused("at most 0 of 30 images may be unreadable; 1 are"):
+        extract(images, backbone, tmp_path / "f", max_bad=0, **QUICK)
+    features = extract(images, backbone, tmp_path / "f", max_bad=0.01, **QUICK)
+    assert (len(features), features.provenance["bad"]) == (29, 1)
+    two = some_bad(tmp_path / "other", 30, [4, 5])
+    with data_refused("at most 1 of 30 images may be unreadable; 2 are"):
+        extract(two, backbone, tmp_path / "g", max_bad=0.01, **QUICK)
+
+
 def test_a_bad_image_counts_once_however_many_passes(backbone, tmp_path):
     images = some_bad(tmp_path / "tree")
     with data_refused("at most 2 of 30 images may be unreadable; 3 are"):

@@ -57,11 +57,11 @@ def global_state():
 @pytest.fixture
 def fresh(monkeypatch):
     """The package as if it had not been imported in this process."""
-    corruptions._load.cache_clear()
+    corruptions._functions.cache_clear()
     for name in ("imagecorruptions", "imagecorruptions.corruptions"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield monkeypatch
-    corruptions._load.cache_clear()
+    corruptions._functions.cache_clear()
 
 
 def test_the_15_are_the_packages_in_its_order():

@@ -61,8 +61,10 @@ def test_labels_of_a_data_set_are_read_where_they_must_be():
     assert images.image(1).size == (3, 3)
     given = ImageSet.from_dataset(data, classes=["dog", "bird", "cat"])
     assert given.labels.tolist() == [0, 2]
-    with refused("not: 'cat'"):
+    with refused("among the 1 classes given; row 1 has 'cat'"):
         ImageSet.from_dataset(data, classes=["dog"])
+    with refused("classes must have different names; got 2 names for 3"):
+        ImageSet.from_dataset(data, classes=["dog", "cat", "dog"])
     bare = Pairs([Image.new("RGB", (2, 2))] * 5)
     assert ImageSet.from_dataset(bare).labels is None
     assert bare.read == 1

@@ -45,8 +45,8 @@ def test_mixed_folder_is_refused_unless_unlabelled(tmp_path):
 def test_empty_class_folder_is_refused(tmp_path):
     (tree(tmp_path) / "bird").mkdir()
     with refused("every class folder holds images.*bird holds none: add some"):
-        ImageSet.from_folder(tmp_path)
-    assert len(ImageSet.from_folder(tmp_path, unlabelled=True)) == 3
+        ImageSet.find(tmp_path)
+    assert len(ImageSet.find(tmp_path, unlabelled=True)) == 3
 
 
 def test_links_are_followed_but_not_round_in_circles(tmp_path):
@@ -86,7 +86,7 @@ def test_what_cannot_be_found(tmp_path):
     with refused("leave base out"):
         ImageSet.find(tmp_path / "x", base=tmp_path)
     with refused("does not exist"):
-        ImageSet.from_folder(tmp_path / "nothing")
+        ImageSet.find(tmp_path / "nothing")
 
 
 @needs_permissions

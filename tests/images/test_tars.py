@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from dissensus.images import BadImage, ImageSet, readers
+from dissensus.images import BadImage, ImageSet, _tars
 from tests.images.samples import BAD, RED, packed, plain, refused
 
 
@@ -98,7 +98,7 @@ def test_folder_of_tars(tmp_path):
 
 
 def test_only_so_many_tars_are_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_OPEN", 2)
+    monkeypatch.setattr(_tars, "MAX_OPEN", 2)
     paths = [packed(tmp_path / f"{i}.tar", {"0.png": plain((i, 0, 0))}) for i in range(5)]
     images = ImageSet.from_tar(paths)
     assert _first_pixels(images, [0, 1, 2, 3, 4, 0]) == [0, 1, 2, 3, 4, 0]

@@ -11,7 +11,7 @@ from PIL import Image
 from dissensus import Detector, FeatureSet
 from dissensus._core.errors import DataError
 from dissensus.evaluation.examples import Example
-from dissensus.images.thumbnails import thumbnail
+from dissensus.images import thumbnail
 from dissensus.serve import cards, examples, responses
 from dissensus.serve.gauge import gauge
 from dissensus.serve.neighbours import Neighbours

@@ -17,9 +17,7 @@ from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet
 from dissensus.features.store import Store
 from dissensus.functional import arrays
-from dissensus.images import ImageSet, walk
-from dissensus.images.finding import LISTS, TABLES
-from dissensus.images.lists import IMAGE_COLUMNS
+from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, walk
 
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
@@ -105,7 +103,7 @@ def is_features(path: str) -> bool:
 
 def is_listing(path: str) -> bool:
     """Whether a path names a file of many images: a list (.txt), a table (.csv, .tsv) or a .tar."""
-    return path.lower().endswith((*LISTS, *TABLES, ".tar"))
+    return path.lower().endswith(LISTINGS)
 
 
 def _from_path(path: str) -> Resolved:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dissensus._core.documents import Part
 from dissensus.evaluation.predictions import Predictions
 from dissensus.evaluation.suite import SuiteSet
-from dissensus.images import BadImage
-from dissensus.images.thumbnails import thumbnail
+from dissensus.images import BadImage, thumbnail
 
 COUNT = 6  # images with the highest PDS, and as many with the lowest
 

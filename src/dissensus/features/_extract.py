@@ -196,9 +196,10 @@ def _requests(jobs: Iterable[Job], batch_size: int) -> Iterator[Request]:
 
 
 def _check_bad(work: Extraction, bad: Mapping[str, str], images: int, options: ExtractOptions) -> None:
-    """Raise if more images are unreadable than allowed."""
+    """Raise if more images are unreadable than allowed: a share above 0 always allows one."""
     # Rounded first: 0.29 * 100 is 28.999999999999996.
-    allowed = 0 if options.strict else int(round(options.max_bad * images, 6))
+    share = 0.0 if options.strict else options.max_bad
+    allowed = max(int(round(share * images, 6)), 1 if share > 0 else 0)
     if len(bad) <= allowed:
         return
     name, reason = next(iter(bad.items()))

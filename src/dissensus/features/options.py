@@ -32,7 +32,8 @@ class ExtractOptions:
     shard_images: int = option(4096, "images per shard; a kill costs at most the shard in progress", AT_LEAST_1)
     max_bad: float = option(
         0.01,
-        "share of images that may be unreadable, such as 1% or 0.01; they are left out and listed in bad.tsv",
+        "share of images that may be unreadable, such as 1% or 0.01; above 0, at least one may; "
+        "they are left out and listed in bad.tsv",
         Rule("a share within 0..1", lambda value: 0 <= value <= 1),
         parse=share,
     )

@@ -91,6 +91,8 @@ def check_codes(
         raise DataError(f"{kind} must be ({rows},), one per row; got {codes.shape}: pass those of these rows")
     if names is not None and _is_text(codes):
         index = {str(name): i for i, name in enumerate(names)}
+        if len(index) < len(names):
+            raise DataError(f"{noun} must have different names; got {len(index)} names for {len(names)}: rename some")
         if unknown := [i for i, name in enumerate(codes.tolist()) if name not in index]:
             raise DataError(
                 f"{kind} must be among the {len(names)} {noun} given; row {first + unknown[0]} has "

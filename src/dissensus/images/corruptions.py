@@ -1,9 +1,9 @@
 """The 15 corruptions of ImageNet-C (Hendrycks & Dietterich, 2019) for any RGB image, at severities 1 to 5.
 
-The pixels are those of the package `imagecorruptions`, which an adapter keeps alive on today's numpy, scipy and
-scikit-image. Only names inside that package's own module are replaced; the libraries themselves stay as they are.
-The package extends ImageNet-C to any size. Not the published set pixel for pixel: motion blur, snow, frost, zoom blur
-and pixelate are computed a little differently, and elastic transform lacks the affine part.
+The pixels are those of the package `imagecorruptions`, adapted to current numpy, scipy and scikit-image: only names
+inside its module are replaced. The package extends ImageNet-C to any size and does not reproduce the published set
+pixel for pixel: motion blur, snow, frost, zoom blur and pixelate are computed a little differently, and elastic
+transform lacks the affine part.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ CORRUPTIONS: tuple[str, ...] = (
     "jpeg_compression",
 )
 
-SMALLEST = 32  # pixels a side; the package refuses less
-GLASS = ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))  # sigma, reach, rounds a severity
+SMALLEST = 32  # pixels per side; the package refuses less
+GLASS = ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))  # sigma, reach, rounds for each severity
 
-# the generator of the call under way, one a thread; numpy's global one for whoever calls the package directly
+# the generator of the current call, one per thread; numpy's global one if the package is called directly
 _RANDOM: ContextVar[Any] = ContextVar("_RANDOM", default=np.random)
-_LOADING = threading.Lock()  # two threads at once would take each other's stand-ins for the modules to restore
+_LOADING = threading.Lock()  # two threads at once would restore each other's stand-ins
 
 
 def check(name: str, severity: int) -> None:
-    """Refuse a corruption that is not of the 15 (hyphens may stand for underscores) or a severity not of 1 to 5."""
+    """Raise if `name` is not one of the 15 (hyphens may stand for underscores), or `severity` not one of 1 to 5."""
     if name.replace("-", "_") not in CORRUPTIONS:
         raise UnknownNameError("corruption", name, CORRUPTIONS)
     if type(severity) is not int or not 1 <= severity <= 5:  # True is an int to isinstance
@@ -61,14 +61,23 @@ def check(name: str, severity: int) -> None:
 
 
 def corrupt(image: Image.Image, name: str, severity: int, seed: int) -> Image.Image:
-    """The RGB image with one corruption: RGB of the same size, a function of the four arguments alone.
+    """Apply one corruption to an RGB image; the result depends on the four arguments only.
 
-    The pixels are those of `numpy.random.seed(seed)` followed by the package's own function, but for impulse noise,
-    whose generator scikit-image no longer takes from there. Numpy's global state is neither read nor changed. One
-    seed means the same noise on every image of a size: give each image its own.
+    The pixels are those of `numpy.random.seed(seed)` followed by the package's function, except for impulse noise,
+    whose generator scikit-image no longer takes from there. Numpy's global state is neither read nor changed.
 
-    A side of less than 32 px is mirrored outwards to 32 and the middle is cut out again, so that noise and blur
-    keep their strength in pixels; enlarging and shrinking would soften both.
+    Args:
+        image: RGB. A side below 32 pixels is mirrored outwards to 32 and cropped again afterwards, so that noise
+            and blur keep their strength in pixels.
+        name: One of `CORRUPTIONS`.
+        severity: 1 to 5.
+        seed: Equal seeds draw the same noise for images of one size: give each image another.
+
+    Returns:
+        The corrupted image, RGB of the same size.
+
+    Raises:
+        DissensusError: If an argument is outside its range, or the package is not installed.
     """
     check(name, severity)
     if image.mode != "RGB":
@@ -86,19 +95,19 @@ def corrupt(image: Image.Image, name: str, severity: int, seed: int) -> Image.Im
         result = np.asarray(function(Image.fromarray(padded), severity))
     finally:
         _RANDOM.reset(token)
-    # cut off, not rounded, as in ImageNet-C; clipped first, for a cast alone would wrap 256 to 0
+    # truncated, not rounded, as in ImageNet-C; clipped first, because a cast alone would wrap 256 to 0
     result = np.clip(result, 0, 255).astype(np.uint8)
     return Image.fromarray(result[top : result.shape[0] - bottom, left : result.shape[1] - right])
 
 
 def _margins(side: int) -> tuple[int, int]:
-    """Pixels to add before and after a side so that it reaches the smallest."""
-    lacking = max(SMALLEST - side, 0)
-    return lacking // 2, lacking - lacking // 2
+    """Return the pixels to add before and after a side so that it reaches the smallest."""
+    missing = max(SMALLEST - side, 0)
+    return missing // 2, missing - missing // 2
 
 
 def _glass_blur(image: Image.Image, severity: int) -> NDArray[np.float64]:
-    """Blur, scatter pixels within a few of their place, blur: the package's glass_blur without its loop of arrays."""
+    """Compute the package's glass_blur (blur, scatter neighbouring pixels, blur) without its loop over arrays."""
     sigma, reach, rounds = GLASS[severity - 1]
     blurred = (_gaussian(np.asarray(image) / 255.0, sigma, multichannel=True) * 255).astype(np.uint8)
     height, width = blurred.shape[:2]
@@ -110,23 +119,22 @@ def _glass_blur(image: Image.Image, severity: int) -> NDArray[np.float64]:
 
 
 def _scatter(pixels: NDArray[np.uint8], offsets: NDArray[np.int64], reach: int, rounds: int) -> NDArray[np.uint8]:
-    """Each pixel, from the last row and column back, takes the value found at its offset (dx, dy) at that moment.
+    """Set each pixel, from the last row and column back, to the current value at its offset (dx, dy).
 
     (H, W, 3) and offsets (rounds * (H - 2 reach) * (W - 2 reach), 2) -> (H, W, 3). The package, like the code of
-    ImageNet-C, writes a swap of `x[h, w]` and `x[h + dy, w + dx]`; both sides are views, so the second never gets
-    the first's value: a copy in effect, and kept as one here.
+    ImageNet-C, writes a swap of `x[h, w]` and `x[h + dy, w + dx]`; both sides are views, so it is in effect a copy.
     """
     height, width = pixels.shape[:2]
     rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
     places = np.tile((rows[:, None] * width + columns).ravel(), rounds)
-    found = list(range(height * width))  # each step may read what an earlier one wrote: a loop, over plain integers
+    index = list(range(height * width))  # each step may read what an earlier one wrote: a loop, over plain integers
     for place, source in zip(places.tolist(), (places + offsets @ (1, width)).tolist(), strict=True):
-        found[place] = found[source]
-    return pixels.reshape(height * width, -1)[found].reshape(pixels.shape)
+        index[place] = index[source]
+    return pixels.reshape(height * width, -1)[index].reshape(pixels.shape)
 
 
 class _Numpy:
-    """Numpy as the package knew it: with `float_`, and with the generator of the call under way as `random`."""
+    """Numpy as the package expects it: with `float_`, and with the generator of the current call as `random`."""
 
     float_ = np.float64
 
@@ -145,19 +153,19 @@ def _gaussian(image: NDArray[Any], sigma: Any, *, multichannel: bool = False, **
 
 
 def _random_noise(image: NDArray[Any], **options: Any) -> Any:
-    """Scikit-image's random_noise with the seed of the call; by itself it draws a fresh one from the system."""
+    """Scikit-image's random_noise with the seed of the current call instead of one from the system."""
     util = importlib.import_module("skimage.util")
     return util.random_noise(image, rng=np.random.default_rng(_RANDOM.get().randint(2**31 - 1)), **options)
 
 
 def _resource_filename(module: str, name: str) -> str:
-    """The path of a file beside a module, as pkg_resources gave it."""
+    """Return the path of a file beside a module, as pkg_resources did."""
     return str(importlib.resources.files(module.rpartition(".")[0]).joinpath(name))
 
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Two modules the package imports names from: one gone from setuptools, the other deprecated in scipy."""
+    """Provide two modules that the package imports: one removed from setuptools, the other deprecated in scipy."""
     resources, interpolation = ModuleType("pkg_resources"), ModuleType("scipy.ndimage.interpolation")
     vars(resources)["resource_filename"] = _resource_filename
     vars(interpolation)["map_coordinates"] = importlib.import_module("scipy.ndimage").map_coordinates
@@ -172,16 +180,10 @@ def _stand_ins() -> Iterator[None]:
         sys.modules.update(before)
 
 
-def _functions() -> dict[str, Callable[[Image.Image, int], Any]]:
-    """The functions of the 15, by name."""
-    with _LOADING:
-        return _load()
-
-
 @functools.cache
-def _load() -> dict[str, Callable[[Image.Image, int], Any]]:
+def _functions() -> dict[str, Callable[[Image.Image, int], Any]]:
     try:
-        with _stand_ins():
+        with _LOADING, _stand_ins():
             package = importlib.import_module("imagecorruptions.corruptions")
     except ModuleNotFoundError as error:
         raise DissensusError(f"corruptions need imagecorruptions: {extras.install('corruptions')}") from error

@@ -1,11 +1,13 @@
 """From the bytes of one file to 8-bit RGB.
 
-Whatever is wrong with one image is a BadImage, which its user counts and lists; the others are still read.
+Whatever is wrong with one image is a BadImage, which the caller counts and lists; the others are still read.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2")
-# those of the suffixes; Pillow knows more, one of which, EPS, would start another program
+# those of the suffixes; Pillow reads more, and for one of them, EPS, starts another program
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000")
 
 
@@ -22,14 +24,30 @@ class BadImage(Exception):  # noqa: N818 - not a failure of the program but a pr
     """One image that cannot be used; its text is the reason in a few plain words."""
 
 
-def decode(data: bytes) -> Image.Image:
-    """The first image in the bytes of a file, as `to_rgb` gives it.
+def read_image(path: str) -> Image.Image:
+    """Return the image in a file, as `to_rgb` converts it.
 
-    A file that is empty, foreign, truncated or larger than `PIL.Image.MAX_IMAGE_PIXELS` is a BadImage.
+    Raises:
+        BadImage: If it cannot be read or decoded.
+    """
+    with file_errors():
+        mode = os.stat(path).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            raise BadImage("not a file")  # a pipe or a device, which may never end
+        with open(path, "rb") as file:
+            data = file.read()
+    return decode(data)
+
+
+def decode(data: bytes) -> Image.Image:
+    """Return the first image in the bytes of a file, as `to_rgb` converts it.
+
+    Raises:
+        BadImage: If the data is empty, damaged, of an unknown format or larger than `PIL.Image.MAX_IMAGE_PIXELS`.
     """
     if not data:
         raise BadImage("empty file")
-    with foreign():
+    with decoding_errors():
         try:
             image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         except Image.DecompressionBombError as error:  # beyond twice the limit; up to there Pillow only warns
@@ -40,31 +58,44 @@ def decode(data: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any 8- or 16-bit image as 8-bit RGB, upright as its EXIF says, on white where it is transparent.
+    """Convert any 8- or 16-bit image to 8-bit RGB, upright as its EXIF says, on white where it is transparent.
 
-    16-bit greyscale is scaled, not clipped; floating-point images are a BadImage, for their range is unknown.
+    16-bit greyscale is scaled, not clipped.
+
+    Raises:
+        BadImage: If the pixels are damaged, or floating-point numbers, whose range is unknown.
     """
-    with foreign():
+    with decoding_errors():
         return _convert(image)
 
 
 @contextmanager
-def foreign() -> Iterator[None]:
-    """Keep Pillow's warnings in, and make of its errors a BadImage."""
+def file_errors() -> Iterator[None]:
+    """Turn errors of the file system into a BadImage."""
+    try:
+        yield
+    except OSError as error:
+        raise BadImage((error.strerror or str(error)).lower()) from error
+    except ValueError as error:  # a path with a null byte
+        raise BadImage(str(error)) from error
+
+
+@contextmanager
+def decoding_errors() -> Iterator[None]:
+    """Silence the warnings of a decoder and turn its errors into a BadImage."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of odd metadata; what matters of them is an error here
         try:
             yield
         except BadImage:
             raise
-        # any: on foreign bytes decoders raise whatever their code runs into (struct.error, IndexError, SyntaxError,
-        # MemoryError of a made-up size, ...), and none of it says anything but that this file is bad
+        # any: on arbitrary bytes decoders raise whatever their code runs into (struct.error, IndexError, SyntaxError,
+        # MemoryError of a made-up size, ...), and all of it only means that this file is bad
         except Exception as error:
-            raise BadImage(reason(error)) from error
+            raise BadImage(_reason(error)) from error
 
 
-def reason(error: Exception) -> str:
-    """What an error of a decoder says about the file, in a few words."""
+def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
@@ -80,7 +111,7 @@ def _too_large(size: str) -> str:
 
 
 def _dimensions(data: bytes) -> str:
-    """Width and height of a file that Image.open refuses for its size: its header, read without that check."""
+    """Read the header of a file that Image.open refuses for its size."""
     for factory, accept in (Image.OPEN[name] for name in FORMATS if name in Image.OPEN):
         if accept is not None and accept(data[:16]) is True:
             width, height = factory(io.BytesIO(data), "").size
@@ -92,7 +123,7 @@ def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise BadImage("no pixels")
     image.load()
-    with suppress(Exception):  # unreadable EXIF may raise anything, too, but the pixels are sound: taken as they lie
+    with suppress(Exception):  # unreadable EXIF may raise anything; the pixels are used as they are
         image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise BadImage("floating-point pixels")

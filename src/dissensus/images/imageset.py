@@ -1,4 +1,4 @@
-"""ImageSet: images by number, with labels and groups, however they are stored."""
+"""ImageSet: images by index, with labels and groups, however they are stored."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from PIL import Image
 from dissensus._core.errors import DataError
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
-from dissensus.images import datasets, finding
-from dissensus.images.folders import list_folder
-from dissensus.images.labels import Codes, renumbered
-from dissensus.images.listing import Listing, PathLike
-from dissensus.images.lists import read_list, read_table
-from dissensus.images.readers import Reader
-from dissensus.images.tars import list_tars
+from dissensus.images._datasets import list_arrays, list_dataset
+from dissensus.images._listing import Listing, PathLike, Reader
+from dissensus.images._lists import Columns
+from dissensus.images._paths import list_path
+from dissensus.images._tars import list_tars
+
+Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
     """N images with labels (N,), if known, and groups (N,), if any; both int64.
 
-    `names` are how messages call the images: paths under the folder given, or members of a tar.
+    `names` identify the images in messages: paths under the folder given, or members of a tar.
     """
 
     names: tuple[str, ...]
@@ -41,8 +41,8 @@ class ImageSet:
     group_names: tuple[str, ...]
     _reader: Reader = field(kw_only=True)
     _places: Codes = field(kw_only=True)  # where the reader finds each image
-    _sizes: Codes = field(kw_only=True)  # in bytes; -1 where unknown
-    _shorter: int | None = field(kw_only=True, default=None)  # what `shrunk` leaves of the shorter side
+    _sizes: Codes = field(kw_only=True)  # in bytes; -1 if unknown
+    _shorter: int | None = field(kw_only=True, default=None)  # what `shrunk` reduces the shorter side to
 
     @classmethod
     def find(
@@ -57,59 +57,36 @@ class ImageSet:
         group_columns: Sequence[str] = (),
         only: Mapping[str, object] | None = None,
     ) -> ImageSet:
-        """The images in a folder, a list (.txt), a table (.csv, .tsv), a tar or a folder of tars.
+        """List the images in a folder, a list (.txt), a table (.csv, .tsv), a tar or a folder of tars.
 
-        `classes` numbers the labels; `base` is for lists and tables, the columns and `only` are for tables.
+        - A folder: the images of its class folders, or of a flat folder, which is unlabelled.
+        - A list: one image per line, its path and, after a tab, its label; before a number a space will do.
+          Blank lines and lines that start with # are skipped.
+        - A table: a header, a column of paths and, if there is one, of labels. Tabs separate a .tsv.
+        - A tar: see `from_tar`.
+
+        Args:
+            where: The path.
+            unlabelled: Ignore labels, and take all images below a folder.
+            classes: The classes in the order that numbers the labels; by default sorted by name.
+            base: Folder that the paths in a list or table start from, by default that of the file.
+            image_column: Column of a table with the paths, by default one of the usual names, such as "image".
+            label_column: Column of a table with the labels, by default one of the usual names, such as "label".
+            group_columns: Columns of a table whose combinations are the groups, such as "y=0 place=1".
+            only: Keep the rows of a table with these values, such as `{"split": 0}`. Classes and groups are
+                those of the whole table.
+
+        Raises:
+            DataError: If there are no images, or their labels are incomplete or not among `classes`.
         """
-        found = finding.find(
-            where,
-            unlabelled=unlabelled,
-            base=base,
-            image_column=image_column,
-            label_column=label_column,
-            group_columns=group_columns,
-            only=only,
-        )
-        images = cls._of(found)
+        columns = Columns(image_column, label_column, tuple(group_columns), only)
+        images = cls._of(list_path(where, unlabelled, base, columns))
         images = images.without_labels() if unlabelled else images
         return images if classes is None else images.relabelled(classes)
 
     @classmethod
-    def from_folder(cls, root: PathLike, unlabelled: bool = False) -> ImageSet:
-        """A folder of class folders, sorted by name, or a flat one, which is unlabelled.
-
-        `unlabelled` takes every image beneath, whatever the folders.
-        """
-        return cls._of(list_folder(root, unlabelled))
-
-    @classmethod
-    def from_list(cls, path: PathLike, base: PathLike | None = None) -> ImageSet:
-        """A text file, one image a line: its path or, after a tab, its label too; a space will do for a number.
-
-        Paths are relative to `base`, by default the list's folder. Blank lines and # comments are skipped.
-        """
-        return cls._of(read_list(path, base))
-
-    @classmethod
-    def from_csv(
-        cls,
-        path: PathLike,
-        base: PathLike | None = None,
-        image_column: str | None = None,
-        label_column: str | None = None,
-        group_columns: Sequence[str] = (),
-        only: Mapping[str, object] | None = None,
-    ) -> ImageSet:
-        """A table with a header: a column of paths and, if there is one, of labels; tabs separate a .tsv.
-
-        `only={"split": "0"}` keeps the rows with that text; classes and groups are those of the whole table.
-        The groups are the combinations of `group_columns`, such as "y=0 place=1".
-        """
-        return cls._of(read_table(path, base, image_column, label_column, group_columns, only))
-
-    @classmethod
     def from_tar(cls, paths: PathLike | Sequence[PathLike], *, unlabelled: bool = False) -> ImageSet:
-        """Plain tars that together hold class folders, or samples `key.jpg` with `key.cls` or `key.json`.
+        """List the images of plain tars: class folders, or samples `key.jpg` with `key.cls` or `key.json`.
 
         The classes are the folders where the tree first branches; a JSON label is under "label" or "cls".
         """
@@ -126,35 +103,36 @@ class ImageSet:
         group_names: Sequence[str] | None = None,
         names: Sequence[str] | None = None,
     ) -> ImageSet:
-        """Images in memory, uint8 (N, H, W) or (N, H, W, 3), shared, not copied; called by number by default."""
-        return cls._of(datasets.list_arrays(images, labels, classes, groups, group_names, names))
+        """Use images in memory, uint8 (N, H, W) or (N, H, W, 3), shared, not copied; named by index by default."""
+        columns = {"labels": labels, "classes": classes, "groups": groups, "group_names": group_names}
+        return cls._of(list_arrays(images, names, **columns))
 
     @classmethod
     def from_dataset(
         cls, dataset: Any, *, classes: Sequence[str] | None = None, image: str = "image", label: str = "label"
     ) -> ImageSet:
-        """A map-style data set with items (image, label), as in torchvision, or dicts, as of Hugging Face.
+        """Use a map-style data set with items (image, label), as in torchvision, or dicts, as of Hugging Face.
 
-        Labels come from `targets`, `labels` or the column; where there is none, every item is read once.
+        Labels come from `targets`, `labels` or the column; if there is none, every item is read once.
         """
-        return cls._of(datasets.list_dataset(dataset, classes, image, label))
+        return cls._of(list_dataset(dataset, classes, image, label))
 
     @classmethod
-    def _of(cls, found: Listing) -> ImageSet:
-        count = len(found.names)
+    def _of(cls, listing: Listing) -> ImageSet:
+        count = len(listing.names)
         if not count:
-            raise DataError("a set needs at least one image; got none: check what made it")
-        labels, classes = arrays.encode("labels", found.labels, count, found.classes)
-        groups, group_names = arrays.encode("groups", found.groups, count, found.group_names)
+            raise DataError("a set needs at least one image; got none: check its source")
+        labels, classes = arrays.encode("labels", listing.labels, count, listing.classes)
+        groups, group_names = arrays.encode("groups", listing.groups, count, listing.group_names)
         return cls(
-            names=tuple(found.names),
+            names=tuple(listing.names),
             labels=labels,
             groups=groups,
             classes=classes,
             group_names=group_names,
-            _reader=found.reader,
-            _places=np.arange(count) if found.places is None else np.array(found.places, np.int64),
-            _sizes=np.array(found.sizes, np.int64),
+            _reader=listing.reader,
+            _places=np.arange(count) if listing.places is None else np.array(listing.places, np.int64),
+            _sizes=np.array(listing.sizes, np.int64),
         )
 
     def __len__(self) -> int:
@@ -176,7 +154,7 @@ class ImageSet:
         return digest.hexdigest()
 
     def image(self, i: int) -> Image.Image:
-        """Image `i` as 8-bit RGB; raises BadImage where it cannot be read or decoded."""
+        """Return image `i` as 8-bit RGB; raise BadImage if it cannot be read or decoded."""
         image = self._reader.read(self.names[i], int(self._places[i]), int(self._sizes[i]))
         shorter = min(image.size)
         if self._shorter is None or shorter <= self._shorter:
@@ -185,7 +163,7 @@ class ImageSet:
         return image.resize((width, height), Image.Resampling.BICUBIC)  # Pillow widens the kernel: no aliasing
 
     def subset(self, index: Values | slice) -> ImageSet:
-        """These images, by numbers, a mask (N,) or a slice, in this order; `classes` stay the same."""
+        """Return some images, by indices, a mask (N,) or a slice, in this order; `classes` stay the same."""
         at = np.arange(len(self))[index if isinstance(index, slice) else _integers(index)]
         if at.ndim != 1 or not len(at):
             raise DataError(f"a subset needs a list of at least one image; got shape {at.shape}: choose some")
@@ -199,7 +177,7 @@ class ImageSet:
         )
 
     def part(self, low: float, high: float, seed: int) -> ImageSet:
-        """The share from `low` to `high`, within [0, 1], of each class shuffled by `seed`; in the order of the set.
+        """Return the share from `low` to `high`, in [0, 1], of each class shuffled by `seed`, in the order of the set.
 
         Adjoining parts of one seed neither overlap nor leave an image out.
         """
@@ -209,7 +187,7 @@ class ImageSet:
         by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
         chosen = []
         for label, rows in enumerate(by_class):
-            # by name: a class is shuffled alike whatever its number and whichever other classes there are
+            # by name: the shuffle of a class does not depend on its index or on the other classes
             name = "" if self.labels is None else self.classes[label]
             rng = np.random.default_rng([seed, zlib.crc32(name.encode("utf-8", "surrogatepass"))])
             shuffled = rows[rng.permutation(len(rows))]
@@ -220,23 +198,37 @@ class ImageSet:
         return self.subset(at)
 
     def relabelled(self, classes: Sequence[str]) -> ImageSet:
-        """The same images with labels numbered by `classes`, matched by name; all classes here must be among them."""
+        """Return the same images with labels numbered by `classes`; all classes that occur must be among them."""
         names = tuple(map(str, classes))
-        return replace(self, labels=renumbered(self.labels, self.classes, names), classes=names)
+        index = {name: i for i, name in enumerate(names)}
+        if len(index) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"classes have different names; {twice!r} comes twice: rename one")
+        if self.labels is None:
+            return replace(self, classes=names)
+        missing = [self.classes[i] for i in np.unique(self.labels).tolist() if self.classes[i] not in index]
+        if missing:
+            some = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            raise DataError(
+                f"every class must be one of the {len(names)} given; {len(missing)} are not: {some}: "
+                "rename or remove them, or take the images as unlabelled"
+            )
+        codes = np.array([index.get(name, -1) for name in self.classes], np.int64)
+        return replace(self, labels=codes[self.labels], classes=names)
 
     def without_labels(self) -> ImageSet:
-        """The same images with neither labels nor classes; groups stay."""
+        """Return the same images with neither labels nor classes; groups stay."""
         return replace(self, labels=None, classes=())
 
     def shrunk(self, pixels: int) -> ImageSet:
-        """The same images, those whose shorter side exceeds `pixels` resized to it, bicubic and antialiased."""
+        """Return the same images, resized so that the shorter side is at most `pixels` (bicubic, antialiased)."""
         if pixels < 1:
             raise DataError(f"the shorter side keeps at least one pixel; got {pixels}: try 256")
         return replace(self, _shorter=min(pixels, self._shorter or pixels))
 
 
 def _cut(fraction: float, count: int) -> int:
-    # to 6 digits first: 0.1 + 0.2 and 0.3 must cut at the same place
+    # to 6 digits first: 0.1 + 0.2 and 0.3 must give the same index
     return int(round(fraction * count, 6) + 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Thumbnails: small pictures as data: addresses, for pages that are one file."""
+"""Thumbnails as data: URLs, for HTML pages that are one file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PIXELS = 96  # of the longer side
 
 
 def thumbnail(image: Image.Image, pixels: int = PIXELS) -> str:
-    """A small copy of an image as a data: address; a tiny image is enlarged without blurring its pixels."""
+    """Return a small copy of an image as a data: URL; a tiny image is enlarged without blurring its pixels."""
     scale = pixels / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     tiny = scale > 2

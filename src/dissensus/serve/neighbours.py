@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet
-from dissensus.images import BadImage, ImageSet
-from dissensus.images.thumbnails import thumbnail
+from dissensus.images import BadImage, ImageSet, thumbnail
 
 VALUES = 2**26  # feature values in memory, 256 MB; larger sets are sampled
 

@@ -14,8 +14,7 @@ from dissensus._core.errors import DissensusError
 from dissensus.detection.detector import Detector
 from dissensus.detection.verdicts import Verdict
 from dissensus.functional import aggregates, conformal
-from dissensus.images import BadImage, decode
-from dissensus.images.thumbnails import thumbnail
+from dissensus.images import BadImage, decode, thumbnail
 from dissensus.serve.neighbours import Neighbour, Neighbours
 
 PIXELS = 320  # longer side of the picture on a card

@@ -1,31 +1,74 @@
-"""Images that are in memory, or items of a data set of torchvision, Hugging Face or one's own."""
+"""Images in memory, and items of a data set: torchvision, Hugging Face or any other with a length and items."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data import Subset
 
 from dissensus._core.errors import DataError
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
-from dissensus.images.labels import Codes, complete, numbered, renumbered
-from dissensus.images.listing import Listing
-from dissensus.images.readers import Arrays, Items
+from dissensus.images._listing import Listing, label_values
+from dissensus.images.decoding import BadImage, decode, decoding_errors, read_image, to_rgb
 
 
-def list_arrays(
-    images: Values,
-    labels: Values | None,
-    classes: Sequence[str] | None,
-    groups: Values | None,
-    group_names: Sequence[str] | None,
-    names: Sequence[str] | None,
-) -> Listing:
-    """Images (N, H, W) or (N, H, W, 3) uint8, called by number where they have no names."""
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images in memory: (N, H, W) or (N, H, W, 3) uint8; a place is a row."""
+
+    pixels: NDArray[np.uint8]
+
+    @property
+    def identity(self) -> str:
+        """The sha256 of the pixels: in memory, all sizes are equal and hashing is cheap."""
+        return hashlib.sha256(np.ascontiguousarray(self.pixels).data).hexdigest()
+
+    def read(self, name: str, place: int, size: int) -> Image.Image:
+        return to_rgb(Image.fromarray(self.pixels[place]))
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Images of a map-style data set; a place is an index."""
+
+    dataset: Any
+    key: str
+
+    @property
+    def identity(self) -> str:
+        """The fingerprint that Hugging Face data sets keep."""
+        return str(getattr(self.dataset, "_fingerprint", ""))
+
+    def read(self, name: str, place: int, size: int) -> Image.Image:
+        with decoding_errors():  # most data sets decode while they fetch
+            item = self.dataset[place]
+            value = item[self.key] if isinstance(item, Mapping) else item[0] if isinstance(item, tuple | list) else item
+        if isinstance(value, Mapping):  # Hugging Face's Image(decode=False)
+            if value.get("bytes") is None and value.get("path"):
+                return read_image(str(value["path"]))
+            value = value.get("bytes")
+        if isinstance(value, bytes):
+            return decode(value)
+        if isinstance(value, np.ndarray):
+            if value.dtype != np.uint8:
+                raise BadImage(f"an array of {value.dtype}, not uint8")
+            with decoding_errors():
+                value = Image.fromarray(value)
+        if not isinstance(value, Image.Image):
+            raise BadImage(f"an item of type {type(value).__name__}, not an image")
+        return to_rgb(value)
+
+
+def list_arrays(images: Values, names: Sequence[str] | None, **labels: Any) -> Listing:
+    """List images (N, H, W) or (N, H, W, 3) uint8, named by their index by default."""
     array = arrays.to_numpy(images)
     if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
         raise DataError(
@@ -38,29 +81,23 @@ def list_arrays(
         names=[str(i) for i in range(len(array))] if names is None else names,
         reader=Arrays(array),
         sizes=[int(np.prod(array.shape[1:]))] * len(array),
-        labels=labels,
-        classes=classes,
-        groups=groups,
-        group_names=group_names,
+        **labels,
     )
 
 
 def list_dataset(dataset: Any, classes: Sequence[str] | None, image: str, label: str) -> Listing:
-    """The items by number; labels that are names are numbered by `classes` or else by those of the data set."""
+    """List the items by index; labels that are names are numbered by `classes` or else by those of the data set."""
     _check(dataset, image)
     names = [str(i) for i in range(len(dataset))]
-    known = _known_labels(dataset, label)
-    found = [_plain(value) for value in (_read_labels(dataset, label) if known is None else known)]
-    if classes is None:
-        classes = _class_names(dataset, label)
-    codes: Codes | None = None
-    if set(found) - {None, -1}:
-        codes, own = numbered(complete(found, names, "a label"))
-        if own is not None and classes is not None:  # labels that are names, in an order given elsewhere
-            codes = renumbered(codes, own, classes)
-        elif own is not None:
-            classes = own
-    return Listing(names=names, reader=Items(dataset, image), sizes=[-1] * len(dataset), labels=codes, classes=classes)
+    stored = _stored_labels(dataset, label)
+    labels = [_plain(value) for value in (_read_labels(dataset, label) if stored is None else stored)]
+    return Listing(
+        names=names,
+        reader=Items(dataset, image),
+        sizes=[-1] * len(dataset),
+        labels=label_values(labels, names, "a label"),
+        classes=_class_names(dataset, label) if classes is None else classes,
+    )
 
 
 def _check(dataset: Any, image: str) -> None:
@@ -77,18 +114,18 @@ def _check(dataset: Any, image: str) -> None:
 
 
 def _plain(label: Any) -> int | str | None:
-    """A scalar of any library -> int, str or None."""
-    with suppress(ValueError, RuntimeError):  # of an array, which is no label
+    """Convert a scalar of any library."""
+    with suppress(ValueError, RuntimeError):  # of an array, which is not a label
         label = label.item() if hasattr(label, "item") else label
     if label is None or isinstance(label, int | str):
         return label
     raise DataError(f"a label is an integer or a name; got {type(label).__name__}: choose another column or data set")
 
 
-def _known_labels(dataset: Any, label: str) -> Sequence[Any] | None:
-    """The labels a data set keeps apart from its images; None where it keeps none."""
+def _stored_labels(dataset: Any, label: str) -> Sequence[Any] | None:
+    """Return the labels that a data set keeps apart from its images; None if it keeps none."""
     if isinstance(dataset, Subset):
-        inner = _known_labels(dataset.dataset, label)
+        inner = _stored_labels(dataset.dataset, label)
         return None if inner is None else [inner[i] for i in dataset.indices]
     if (columns := getattr(dataset, "column_names", None)) is not None:
         return list(dataset[label][:]) if label in columns else [None] * len(dataset)
@@ -101,8 +138,8 @@ def _known_labels(dataset: Any, label: str) -> Sequence[Any] | None:
 
 
 def _read_labels(dataset: Any, label: str) -> list[Any]:
-    """The labels of all items, read one by one; the first readable item tells whether there are any."""
-    found: list[Any] = []
+    """Read the labels of all items one by one; the first readable item decides whether there are any."""
+    labels: list[Any] = []
     failed: tuple[int, Exception] | None = None
     for i in range(len(dataset)):
         try:
@@ -111,19 +148,18 @@ def _read_labels(dataset: Any, label: str) -> list[Any]:
             failed = failed or (i, error)
         else:
             pair = isinstance(item, tuple | list) and len(item) > 1
-            found.append(item[1] if pair else item.get(label) if isinstance(item, Mapping) else None)
-            if found[0] is None:
+            labels.append(item[1] if pair else item.get(label) if isinstance(item, Mapping) else None)
+            if labels[0] is None:
                 return [None] * len(dataset)
-        if found and failed:
+        if labels and failed:
             raise DataError(
                 f"labels are read with the images; item {failed[0]} fails with {failed[1]!r}: "
                 "leave it out with torch.utils.data.Subset, or give the data set `targets`"
             ) from failed[1]
-    return found or [None] * len(dataset)
+    return labels or [None] * len(dataset)
 
 
 def _class_names(dataset: Any, label: str) -> list[str] | None:
-    """The names a data set gives its classes."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     features = getattr(dataset, "features", None)

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import posixpath
 import tarfile
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, NamedTuple
+
+from PIL import Image
 
 from dissensus._core.errors import DataError
-from dissensus.images.decoding import SUFFIXES
-from dissensus.images.labels import Codes, by_folder, complete, numbered
-from dissensus.images.listing import Listing, PathLike, explained
-from dissensus.images.readers import Tars
+from dissensus.images._listing import Listing, PathLike, folder_labels, label_values, listing_errors
+from dissensus.images.decoding import SUFFIXES, BadImage, decode, file_errors
 
-PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+MAX_OPEN = 64  # tars a process holds open: a data set may have thousands of them
+
+
+@dataclass(frozen=True)
+class Tars:
+    """Images that are members of plain tars; a place counts bytes as if the tars were laid end to end."""
+
+    paths: tuple[str, ...]
+    starts: tuple[int, ...]  # the place of each tar's first byte
+    identity = ""
+    _open: dict[tuple[int, str], BinaryIO] = field(default_factory=dict, repr=False, compare=False)
+
+    def read(self, name: str, place: int, size: int) -> Image.Image:
+        at = bisect.bisect_right(self.starts, place) - 1
+        with file_errors():
+            file = self._file(self.paths[at])
+            file.seek(place - self.starts[at])
+            data = file.read(size)
+        if len(data) < size:
+            raise BadImage("truncated: its tar changed since it was listed")
+        return decode(data)
+
+    def _file(self, path: str) -> BinaryIO:
+        key = (os.getpid(), path)  # parent and child of a fork would share the file position
+        if key not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[key] = open(path, "rb")  # noqa: SIM115 - closed by __del__
+        return self._open[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tars, (self.paths, self.starts)
+
+    def __del__(self) -> None:
+        for file in self._open.values():
+            file.close()
 
 
 class Member(NamedTuple):
@@ -27,49 +64,40 @@ class Member(NamedTuple):
 
 
 def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
-    """The images of all tars, in the order they lie there; with several tars, names start with the tar's."""
+    """List the images of all tars, in the order of their members; with several tars, names start with the tar's."""
     tars = [os.path.abspath(path) for path in paths]
     names: list[str] = []
     members: list[Member] = []
-    labels: list[int | str | None] = []
+    sidecars: list[int | str | None] = []
     places: list[int] = []
     starts = [0]
     for path in tars:
-        found, sidecars = _read(path)
+        images, by_stem = _read(path)
         prefix = f"{os.path.basename(path)}/" if len(tars) > 1 else ""
-        names += [prefix + member.name for member in found]
-        members += found
-        labels += [_label(member.name, sidecars) for member in found]
-        places += [starts[-1] + member.offset for member in found]
+        names += [prefix + member.name for member in images]
+        members += images
+        sidecars += [_label(member.name, by_stem) for member in images]
+        places += [starts[-1] + member.offset for member in images]
         starts.append(starts[-1] + os.path.getsize(path))
     first = tars[0] if tars else "an empty list"
     if not names:
         raise DataError(f"a tar of images holds files ending in {' '.join(SUFFIXES)}; {first} holds none: check it")
-    codes: Codes | None = None
-    classes: list[str] | None = None
-    if not unlabelled and set(labels) != {None}:
-        codes, classes = numbered(complete(labels, names, "a .cls or .json with its label"))
+    labels: list[int] | list[str] | None = None
+    if not unlabelled and set(sidecars) != {None}:
+        labels = label_values(sidecars, names, "a .cls or .json with its label")
     elif not unlabelled:
-        codes, classes = by_folder(_branches([member.name for member in members]), first)
+        labels = folder_labels(_branches([member.name for member in members]), first)
     return Listing(
         names=names,
         reader=Tars(tuple(tars), tuple(starts[:-1])),
         sizes=[member.size for member in members],
         places=places,
-        labels=codes,
-        classes=classes,
-    )
-
-
-def packed(path: str) -> DataError:
-    """The refusal of a compressed tar."""
-    return DataError(
-        f"a tar is read at any place, so it must not be compressed; got {path}: decompress it (gunzip) to a plain .tar"
+        labels=labels,
     )
 
 
 def _branches(names: Sequence[str]) -> list[list[str]]:
-    """Paths, split, without the folders that all of them share."""
+    """Split paths into parts, without the folders that all of them share."""
     trees = [name.split("/") for name in names]
     while len({tree[0] for tree in trees}) == 1 and all(len(tree) > 1 for tree in trees):
         trees = [tree[1:] for tree in trees]
@@ -83,10 +111,10 @@ def _label(name: str, sidecars: dict[str, int | str]) -> int | str | None:
 
 
 def _read(path: str) -> tuple[list[Member], dict[str, int | str]]:
-    """The images of a tar, and the labels found in .cls and .json members by their names without suffix."""
-    found: list[Member] = []
+    """Return the images of a tar, and the labels in its .cls and .json members by name without suffix."""
+    images: list[Member] = []
     sidecars: dict[str, int | str] = {}
-    with explained(path):
+    with listing_errors(path):
         try:
             with tarfile.open(path, "r:") as tar:
                 while (member := tar.next()) is not None:
@@ -96,7 +124,7 @@ def _read(path: str) -> tuple[list[Member], dict[str, int | str]]:
                     if not member.isreg() or member.issparse() or any(s.startswith(".") for s in name.split("/")):
                         continue
                     if suffix.lower() in SUFFIXES:
-                        found.append(Member(name, member.offset_data, member.size))
+                        images.append(Member(name, member.offset_data, member.size))
                     elif suffix in (".cls", ".json") and (file := tar.extractfile(member)) is not None:
                         label = _sidecar(f"{name} in {path}", suffix, file.read())
                         if label is not None:
@@ -104,16 +132,16 @@ def _read(path: str) -> tuple[list[Member], dict[str, int | str]]:
                 end = tar.offset
             _check_end(path, end)
         except tarfile.TarError as error:
-            whole = sum(member.offset + member.size <= os.path.getsize(path) for member in found)
+            whole = sum(member.offset + member.size <= os.path.getsize(path) for member in images)
             raise DataError(
                 f"a tar must be plain and whole; {path} is damaged, compressed or truncated after {whole} images "
-                f"({error}): copy or make it again"
+                f"({error}): copy or create it again"
             ) from error
-    return found, sidecars
+    return images, sidecars
 
 
 def _check_end(path: str, end: int) -> None:
-    """Refuse what tarfile lets pass: a damaged header, or the end of the file, is to it the end of the archive."""
+    """Raise on a damaged header or missing end mark, which tarfile takes for the end of the archive."""
     with open(path, "rb") as raw:
         raw.seek(end)
         mark = raw.read(2**20)
@@ -124,7 +152,7 @@ def _check_end(path: str, end: int) -> None:
 
 
 def _sidecar(name: str, suffix: str, data: bytes) -> int | str | None:
-    """The label in a .cls or .json that goes with an image."""
+    """Return the label in a .cls or .json that goes with an image."""
     try:
         if suffix == ".cls":
             return int(data)

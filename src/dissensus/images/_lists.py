@@ -5,26 +5,36 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dissensus._core.errors import DataError
-from dissensus.images.labels import INTEGER, Codes, in_order, numbered
-from dissensus.images.listing import Listing, PathLike, explained, size_of
-from dissensus.images.readers import Files
+from dissensus.images._listing import INTEGER, Files, Listing, PathLike, label_values, listing_errors, size_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "file_name", "filepath", "img_filename")
+"""Names of the column of a table that holds the paths of images; the first that is there is used."""
 LABEL_COLUMNS = ("label", "class", "y", "target")
 
 
-def read_list(path: PathLike, base: PathLike | None) -> Listing:
-    """One image a line, with its label or without; see `ImageSet.from_list`."""
-    path = os.fspath(path)
-    with explained(path), open(path, encoding="utf-8-sig") as file:
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table to use; see `ImageSet.find`."""
+
+    image: str | None = None
+    label: str | None = None
+    groups: tuple[str, ...] = ()
+    only: Mapping[str, object] | None = None
+
+
+def list_lines(path: str, base: PathLike | None) -> Listing:
+    """List the images of a text file: one path per line, with its label or without."""
+    with listing_errors(path), open(path, encoding="utf-8-sig") as file:
         lines = file.read().split("\n")
     names: list[str] = []
     labels: list[str] = []
@@ -42,25 +52,15 @@ def read_list(path: PathLike, base: PathLike | None) -> Listing:
         if label:
             labels.append(label)
     if not names:
-        raise DataError(f"a list names one image a line; {path} names none: check the file")
-    codes, classes = numbered(labels) if labels else (None, None)
-    root, names, sizes = _files(names, path, base)
-    return Listing(names=names, reader=Files(root), sizes=sizes, labels=codes, classes=classes)
+        raise DataError(f"a list names one image per line; {path} names none: check the file")
+    return _listing(names, path, base, labels=label_values(labels, names, "a label"))
 
 
-def read_table(
-    path: PathLike,
-    base: PathLike | None,
-    image_column: str | None,
-    label_column: str | None,
-    group_columns: Sequence[str],
-    only: Mapping[str, object] | None,
-) -> Listing:
-    """One image a row, with columns for labels and groups; see `ImageSet.from_csv`."""
-    path = os.fspath(path)
+def list_table(path: str, base: PathLike | None, columns: Columns) -> Listing:
+    """List the images of a table: one per row, with columns for labels and groups."""
     table = _load(path)
-    image_column = image_column or next((name for name in IMAGE_COLUMNS if name in table), None)
-    label_column = label_column or next((name for name in LABEL_COLUMNS if name in table), None)
+    image_column = columns.image or next((name for name in IMAGE_COLUMNS if name in table), None)
+    label_column = columns.label or next((name for name in LABEL_COLUMNS if name in table), None)
     if image_column is None:
         raise DataError(
             f"a table names its images in a column such as {' or '.join(IMAGE_COLUMNS[:3])}; {path} has "
@@ -71,24 +71,23 @@ def read_table(
     for name, cells in ((image_column, names), (label_column, labels)):
         if "" in cells and set(cells) != {""}:
             raise DataError(f"row {cells.index('') + 1} of {path} is empty in column {name!r}: complete the column")
-    codes, classes = (None, None) if set(labels) <= {"", "-1"} else in_order(labels)
-    axes = [(name, *in_order(_column(table, name, path))) for name in group_columns]
+    codes, classes = (None, None) if set(labels) <= {"", "-1"} else _numbered(labels)
+    axes = [(name, *_numbered(_column(table, name, path))) for name in columns.groups]
     groups, group_names = _combined(axes) if axes else (None, None)
     # after the numbering: classes and groups are those of the whole table
     keep = np.arange(len(names))
-    for name, value in (only or {}).items():
+    for name, value in (columns.only or {}).items():
         cells = _column(table, name, path)
         keep = keep[[cells[i] == str(value) for i in keep]]
         if not len(keep):
-            known = ", ".join(in_order(cells)[1][:8])
+            known = ", ".join(_numbered(cells)[1][:8])
             raise DataError(f"rows are kept whose {name!r} is {value!r}; {path} has none, but {known}: choose one")
     if not len(keep) or set(names) == {""}:
-        raise DataError(f"a table names one image a row; {path} names none: check the file")
-    root, names, sizes = _files([names[i] for i in keep], path, base)
-    return Listing(
-        names=names,
-        reader=Files(root),
-        sizes=sizes,
+        raise DataError(f"a table names one image per row; {path} names none: check the file")
+    return _listing(
+        [names[i] for i in keep],
+        path,
+        base,
         labels=None if codes is None else codes[keep],
         classes=classes,
         groups=None if groups is None else groups[keep],
@@ -97,7 +96,7 @@ def read_table(
 
 
 def _name_and_label(line: str) -> tuple[str, str]:
-    """The path and the label, "" if there is none: after a tab or, where it is a number, after a space."""
+    """Split a line into path and label ("" if none): at a tab or, before a number, at a space."""
     name, _, label = line.rpartition("\t")
     if name:
         return name.strip(), label.strip()
@@ -108,11 +107,11 @@ def _name_and_label(line: str) -> tuple[str, str]:
 
 
 def _load(path: str) -> pd.DataFrame:
-    """All cells as text, "" where there is none."""
+    """Read all cells as text, "" where there is none."""
     import pandas as pd  # slow to import, and only tables need it
 
     try:
-        with explained(path), warnings.catch_warnings():
+        with listing_errors(path), warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
             return pd.read_csv(
                 path,
@@ -133,8 +132,17 @@ def _column(table: pd.DataFrame, name: str, path: str) -> list[str]:
     return [str(value) for value in table[name]]
 
 
-def _combined(axes: Sequence[tuple[str, Codes, Sequence[str]]]) -> tuple[Codes, list[str]]:
-    """Columns, each with codes and what these stand for -> the same for the combinations that occur, sorted."""
+def _numbered(texts: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """Return each text's index among the distinct ones, and these, sorted: as numbers if all are integers."""
+    names = sorted(set(texts))
+    if all(map(INTEGER.fullmatch, names)):
+        names.sort(key=int)
+    index = {name: i for i, name in enumerate(names)}
+    return np.array([index[text] for text in texts], np.int64), names
+
+
+def _combined(axes: Sequence[tuple[str, NDArray[np.int64], Sequence[str]]]) -> tuple[NDArray[np.int64], list[str]]:
+    """Number the combinations of several columns, given as name, codes and texts, that occur."""
     rows, groups = np.unique(np.stack([codes for _, codes, _ in axes], 1), axis=0, return_inverse=True)
     names = [
         " ".join(f"{column}={texts[i]}" for (column, _, texts), i in zip(axes, row, strict=True))
@@ -143,9 +151,9 @@ def _combined(axes: Sequence[tuple[str, Codes, Sequence[str]]]) -> tuple[Codes, 
     return groups.reshape(-1), names
 
 
-def _files(names: Sequence[str], path: str, base: PathLike | None) -> tuple[str, list[str], list[int]]:
-    """The folder that paths in the file `path` start from, the paths under it, and the files' sizes."""
+def _listing(names: Sequence[str], path: str, base: PathLike | None, **columns: Any) -> Listing:
     root = os.path.abspath(os.path.dirname(path) if base is None else base)
-    # absolute paths beneath the base are shortened, so that a copied folder keeps its fingerprint
+    # absolute paths below the base are shortened, so that a copied folder keeps its fingerprint
     names = [name.removeprefix(root + os.sep) for name in names]
-    return root, names, [size_of(os.path.join(root, name)) for name in names]
+    sizes = [size_of(os.path.join(root, name)) for name in names]
+    return Listing(names=names, reader=Files(root), sizes=sizes, **columns)
