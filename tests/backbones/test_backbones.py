@@ -258,7 +258,7 @@ def test_a_model_without_a_head_gets_one(tmp_path):
 
 
 def test_models_that_cannot_be_cut_are_refused():
-    with pytest.raises(DissensusError, match="deit_tiny_distilled_patch16_224 has no linear classifier to take off"):
+    with pytest.raises(DissensusError, match="deit_tiny_distilled_patch16_224 has no linear classifier to cut off"):
         backbones.create("deit_tiny_distilled_patch16_224", "random")
 
 
@@ -354,7 +354,9 @@ def scalar_head(state):
 )
 def test_weights_that_do_not_fit_name_the_keys(source, tmp_path, change, told):
     path = changed(source[1], tmp_path / "changed.safetensors", change)
-    with pytest.raises(DissensusError, match=rf"weights must fit test_vit; {path} does not \({told}: give the file"):
+    with pytest.raises(
+        DissensusError, match=rf"weights must fit test_vit; {path} does not \({told}: give another file"
+    ):
         backbones.create("test_vit", path)
     with pytest.raises(DissensusError, match=told):
         backbones.create("test_vit", path, size=64)
@@ -407,7 +409,7 @@ def test_files_that_hold_no_weights(tmp_path, content, suffix, told):
 
 def test_weights_must_be_a_file(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere.pth"):
-        with pytest.raises(DissensusError, match=rf"weights must be a local file; {path} is none: check the path"):
+        with pytest.raises(DissensusError, match=rf"weights must be a local file; {path} is not: check the path"):
             backbones.create("test_vit", path)
 
 
@@ -428,7 +430,7 @@ def test_an_unreachable_hub_is_told_fast_and_in_one_line(monkeypatch, no_proxy, 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     began = time.perf_counter()
     with pytest.raises(
-        DissensusError, match=r"resnet18 cannot be fetched from the hub \(.*\): give a local file"
+        DissensusError, match=r"resnet18 cannot be downloaded from the hub \(.*\): give a local file"
     ) as caught:
         backbones.create("resnet18")
     assert time.perf_counter() - began < 10
@@ -469,8 +471,8 @@ def test_size_and_crop_change_the_preprocessing(lite0):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"size": 0}, "at least one pixel a side; got size=0"),
-        ({"size": -8}, "at least one pixel a side; got size=-8"),
+        ({"size": 0}, "at least one pixel per side; got size=0"),
+        ({"size": -8}, "at least one pixel per side; got size=-8"),
         ({"crop": 0}, r"crop must be within \(0, 1\].*got 0"),
         ({"crop": -1}, r"crop must be within \(0, 1\].*got -1"),
         ({"crop": 2}, r"crop must be within \(0, 1\].*got 2"),
@@ -588,7 +590,7 @@ def test_restore_refuses_weights_that_changed(source, tmp_path):
     path = changed(source[1], tmp_path / "mine.safetensors", lambda state: None)
     about = backbones.create("test_vit", path).describe()
     changed(path, path, lambda state: state["cls_token"].add_(1))
-    with pytest.raises(DissensusError, match="the backbone must be the one that made the features; test_vit with"):
+    with pytest.raises(DissensusError, match="the backbone must be the one that computed the features; test_vit with"):
         backbones.restore(about)
     path.unlink()
     with pytest.raises(DissensusError, match="weights must be a local file"):
@@ -596,6 +598,11 @@ def test_restore_refuses_weights_that_changed(source, tmp_path):
 
 
 # ---- tails for members ----
+
+
+def test_a_repr_is_one_line():
+    backbone = backbones.create("test_vit", "random", layers=1, size=32)
+    assert repr(backbone) == "Backbone(test_vit at 32 px, 1 layer in the tail, weights 'random')"
 
 
 @pytest.mark.parametrize(("name", "given"), [("lite0", None), ("test_vit", "random"), ("test_vit2", "random")])

@@ -133,7 +133,7 @@ def test_images_of_other_modes_are_made_rgb():
 
 @pytest.mark.parametrize("size", [0, -224])
 def test_bad_sizes(size):
-    with pytest.raises(DissensusError, match=rf"at least one pixel a side; got size={size}: try 224"):
+    with pytest.raises(DissensusError, match=rf"at least one pixel per side; got size={size}: try 224"):
         Preprocessing(size, HALF, HALF)
 
 

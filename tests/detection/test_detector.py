@@ -180,7 +180,7 @@ def test_another_backbone_is_refused(pictures, tmp_path):
     about = json.loads((copy / "run.json").read_text())
     about["data"]["backbone"]["fingerprint"] = "0" * 64
     (copy / "run.json").write_text(json.dumps(about))
-    with pytest.raises(DissensusError, match="must be the one that made the features"):
+    with pytest.raises(DissensusError, match="must be the one that computed the features"):
         Detector.load(copy).predict([next((pictures / "images" / "red").iterdir())])
 
 

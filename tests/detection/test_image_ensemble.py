@@ -92,7 +92,7 @@ def test_a_backbone_that_changed_is_refused(tmp_path):
     fit(pipeline.new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
     assert len(ImageEnsemble.load(tmp_path / "run").ensemble) == 2
     save_file({name: 1.1 * value for name, value in load_file(path).items()}, path)
-    with pytest.raises(DissensusError, match="the backbone must be the one that made the features"):
+    with pytest.raises(DissensusError, match="the backbone must be the one that computed the features"):
         ImageEnsemble.load(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""Backbones: timm models, frozen, split into a trunk and a tail."""
+"""Backbones: timm models, frozen, cut into a trunk and a tail."""
 
 from dissensus.backbones.backbone import LITES, Backbone, create, known, restore
 

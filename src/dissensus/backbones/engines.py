@@ -1,7 +1,7 @@
-"""Engines: how a trunk is run over batches of bytes. All give the same features, up to rounding.
+"""Engines: ways to run a trunk on batches of pixels. All compute the same features, up to rounding.
 
 run = engines.create("onnx", backbone, device)
-features = run(pixels)        # (B, H, W, 3) bytes -> (B, ...) float32
+features = run(pixels)        # (B, H, W, 3) uint8 -> (B, ...) float32
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ TOLERANCE = 1e-3
 
 
 def create(name: str, backbone: Backbone, device: torch.device | str = "cpu") -> Engine:
-    """The engine of that name for this trunk: pixels (B, H, W, 3) uint8 -> features (B, ...) float32, on the CPU."""
+    """Return an engine for this trunk: pixels (B, H, W, 3) uint8 -> features (B, ...) float32, on the CPU.
+
+    Raises:
+        DissensusError: If the engine is unknown, not installed, or does not run on the device.
+    """
     return ENGINES[name](backbone, torch.device(device))
 
 
 def eager(backbone: Backbone, device: torch.device) -> Engine:
-    """PyTorch as it is, on any device; channels last in memory."""
+    """Eager PyTorch, on any device; channels last in memory."""
     trunk = backbone.trunk.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    # On CPUs a few images at a time: what layers make of more is so large that the system gives and takes its memory
-    # back at every layer, which costs a third of the time.
+    # On CPUs a few images at a time: the activations of more are so large that their memory is returned to the system
+    # and requested again at every layer, which costs a third of the time.
     size = at_once(backbone.transform.size) if device.type == "cpu" else 65536
 
     @torch.inference_mode()
@@ -50,7 +54,7 @@ def eager(backbone: Backbone, device: torch.device) -> Engine:
 
 
 def at_once(size: int) -> int:
-    """How many images of `size` pixels a side the trunk takes at once on CPUs, where that is fastest."""
+    """Return how many images of `size` x `size` pixels at a time are fastest on CPUs."""
     return max(8, AT_ONCE // size**2)
 
 
@@ -67,7 +71,7 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
     pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
     expected = eager(backbone, device)(pixels)
     path = cache_folder() / "onnx" / f"{backbone.name}-{backbone.fingerprint[:16]}-torch{torch.__version__}.onnx"
-    with contextlib.suppress(Exception):  # whatever a file brings about that is missing, damaged or foreign
+    with contextlib.suppress(Exception):  # a missing or damaged file can raise anything; it is exported again
         run = _session(path)
         if _difference(run(pixels), expected) <= TOLERANCE:
             return run
@@ -85,17 +89,16 @@ def _export(module: nn.Module, pixels: Tensor, path: Path) -> None:
 
 
 def _session(path: Path) -> Engine:
-    # spinning threads would take the cores from the workers that decode the next images
-    run = tracing.session(path, patient=True)
+    run = tracing.session(path, patient=True)  # workers decode the next images meanwhile
     return lambda pixels: run(pixels)["features"]
 
 
-def _difference(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).abs().max() / expected.abs().max().clamp(min=1))
+def _difference(features: Tensor, expected: Tensor) -> float:
+    return float((features - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 class FromPixels(nn.Module):
-    """Normalisation and trunk in one."""
+    """Normalisation and trunk as one module."""
 
     mean: Tensor
     std: Tensor

@@ -1,4 +1,4 @@
-"""Modules as ONNX programs whose batch may have any size, and their sessions on the CPU (needs the extra onnx)."""
+"""Convert modules to ONNX with a batch of any size, and run them on the CPU. Needs the extra onnx."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 
 def convert(module: nn.Module, batch: Tensor, inputs: Sequence[str], outputs: Sequence[str], axis: int = 0) -> Any:
-    """The module as an ONNX program in which the axis of samples may have any length."""
+    """Return the module as an ONNX program in which the axis of samples may have any length."""
     shapes: Any = ({axis: torch.export.Dim("batch", min=1, max=65536)},)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(None), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's chatter is of no use to a user
-        # traced here: torch.onnx.export, where it cannot keep the batch open, would fix its size and say nothing
+        warnings.simplefilter("ignore")  # of the exporter, which a user cannot act on
+        # Traced here: torch.onnx.export silently fixes the batch size where it cannot keep it dynamic.
         traced = torch.export.export(module, (batch,), dynamic_shapes=shapes, strict=False)
-        traced = traced.run_decompositions(STEADY)
+        traced = traced.run_decompositions(STABLE)
         return torch.onnx.export(
             traced,
             (),
@@ -34,7 +34,12 @@ def convert(module: nn.Module, batch: Tensor, inputs: Sequence[str], outputs: Se
 
 
 def session(path: Path, *, patient: bool = False) -> Callable[[Tensor], dict[str, Tensor]]:
-    """A file run by ONNX Runtime: a batch in, its outputs by name; `patient` threads leave the cores to others."""
+    """Open an ONNX file: the returned function maps a batch to its outputs by name.
+
+    Args:
+        path: The file.
+        patient: Let idle threads sleep instead of spin, which leaves the cores to other processes.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -45,8 +50,8 @@ def session(path: Path, *, patient: bool = False) -> Callable[[Tensor], dict[str
     name, names = opened.get_inputs()[0].name, [output.name for output in opened.get_outputs()]
 
     def run(batch: Tensor) -> dict[str, Tensor]:
-        found = opened.run(None, {name: batch.numpy()})
-        return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
+        outputs = opened.run(None, {name: batch.numpy()})
+        return {key: torch.from_numpy(value) for key, value in zip(names, outputs, strict=True)}
 
     return run
 
@@ -61,13 +66,12 @@ def _logaddexp(x: Tensor, other: Tensor) -> Tensor:
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     top = x.amax(dim, keepdim=True)
-    found = (x - top).exp().sum(dim, keepdim=True).log() + top
-    return found if keepdim else found.squeeze(tuple(dim))
+    result = (x - top).exp().sum(dim, keepdim=True).log() + top
+    return result if keepdim else result.squeeze(tuple(dim))
 
 
-# ONNX has no such operators, or runtimes compute them without care for large logits: for members that are sure the
-# exporter's own forms give -inf, or NaN.
-STEADY: dict[Any, Callable[..., Tensor]] = {
+# ONNX has no such operators, or runtimes compute them in a form that gives -inf or NaN for large logits.
+STABLE: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
     torch.ops.aten.logaddexp.default: _logaddexp,
     torch.ops.aten.logsumexp.default: _logsumexp,

