@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from dissensus import __version__
+from dissensus import __version__, suites
 from dissensus.cli import VERBS, main
 from tests.commands import refuse, run
 from tests.conftest import blobs
@@ -59,9 +59,19 @@ def test_evaluate_compares_any_runs_by_folder_where_nothing_else_differs(trained
     assert " ± " in out.splitlines()[2]
 
 
-def test_evaluate_on_named_feature_sets_and_to_a_file(trained, tmp_path, capsys):
-    from dissensus import suites
+def test_evaluate_compares_runs_of_different_backbones_each_through_its_own(trained, tmp_path, capsys):
+    suites.load("digits", backbone="pixels").train.save(tmp_path / "pixels")
+    assert main(["train", str(tmp_path / "pixels"), "--out", str(tmp_path / "run"), *QUICK]) == 0
+    capsys.readouterr()
+    flags = ["--suite", "digits", "--no-progress", "--no-keep", "--format", "csv"]
+    _, out, _ = run(capsys, "evaluate", trained, tmp_path / "run", *flags)
+    assert [line.split(",")[0] for line in out.splitlines()[1:]] == [
+        "sed-a2d backbone=lite0-1-64",
+        "sed-a2d backbone=none",
+    ]
 
+
+def test_evaluate_on_named_feature_sets_and_to_a_file(trained, tmp_path, capsys):
     suite = suites.load("digits")
     sets = {s.name: s.features for s in suite.sets}
     sets["id"].save(tmp_path / "id")

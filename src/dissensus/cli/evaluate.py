@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +39,8 @@ def evaluate_runs(
     """Evaluate trained runs: accuracy in and out of distribution, OOD detection, diversity.
 
     Runs that differ only in their seed share a row, with mean and deviation; other runs are told apart by the settings
-    that differ, and where none does, by their folders.
+    that differ, and where none does, by their folders. Every run is evaluated through its own backbone, on the split it
+    was trained with.
 
     Args:
         runs: run folders that train wrote.
@@ -60,6 +62,7 @@ def evaluate_runs(
     """
     import pandas as pd
 
+    from dissensus import suites
     from dissensus.cli import inputs
     from dissensus.evaluation import results, saved
     from dissensus.evaluation.naming import name_runs
@@ -73,16 +76,20 @@ def evaluate_runs(
     if out is not None and Path(out).suffix not in results.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
     opened = [Run.open(run) for run in {Path(run).resolve(): run for run in runs}.values()]
-    inputs.suite_options(opened, suite, root, features)  # runs of one backbone, flags that go together
+    inputs.suite_options(opened[0], suite, root, features)  # flags that go together
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
-    sets, held_out_set = inputs.find_sets(
-        suite, id, others, held_out, lambda name: inputs.load_suite(name, opened, root, features)
-    )
-    if chosen.held_out and held_out_set is None:
+    load = cache(suites.load)  # runs may differ in backbone and seed
+    evaluated_on = [
+        inputs.find_sets(
+            suite, id, others, held_out, partial(inputs.load_suite, run=run, root=root, features=features, load=load)
+        )
+        for run in opened
+    ]
+    if chosen.held_out and evaluated_on[0][1] is None:
         raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
     names = name_runs([run.settings for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
-    for run, (row, _) in zip(opened, names, strict=True):
+    for run, (row, _), (sets, held_out_set) in zip(opened, names, evaluated_on, strict=True):
         frame = saved.evaluate_run(
             run,
             Ensemble.load(run.ensemble_folder),

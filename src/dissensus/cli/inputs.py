@@ -39,27 +39,25 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
     return suite.train, suite
 
 
-def load_suite(name: str, runs: Sequence[Run], root: str | None, features: str | None) -> Suite:
-    """Load a suite through the backbone of the runs, split as in their training.
+def load_suite(
+    name: str, run: Run, root: str | None, features: str | None, load: Callable[..., Suite] = suites.load
+) -> Suite:
+    """Load a suite through the backbone of a run, split as in its training.
 
-    Splits depend on the seed: with another one, the test and held-out sets would have training images of the runs. A
-    suite that no run was trained on is loaded with seed 0.
+    Splits depend on the seed: with another one, the test and held-out sets would have training images of the run. A
+    suite that the run was not trained on is loaded with seed 0.
     """
-    options = suite_options(runs, name, root, features)
-    for seed in dict.fromkeys([*(run.settings["seed"] for run in runs if run.settings["seed"]), 0]):
-        suite = suites.load(name, seed=seed, **options)
-        images = suite.train.images or suite.train.fingerprint
-        others = [run.folder for run in runs if images not in (run.settings["images"], run.settings["train"])]
-        if len(others) < len(runs):
-            for folder in others:
-                say(f"{folder} was not trained on the training set of {name}, seed {seed}: it may know some images")
+    options = suite_options(run, name, root, features)
+    for seed in dict.fromkeys([run.settings["seed"], 0]):
+        suite = load(name, seed=seed, **options)
+        if (suite.train.images or suite.train.fingerprint) in (run.settings["images"], run.settings["train"]):
             break
     return suite
 
 
 def held_out(run: str, suite: str, root: str | None, features: str | None) -> FeatureSet:
     """The held-out set of a suite, through the backbone of a run."""
-    loaded = load_suite(suite, [Run.open(run)], root, features)
+    loaded = load_suite(suite, Run.open(run), root, features)
     if loaded.held_out is None:
         raise DataError(f"suite {suite} holds nothing out to calibrate on: give ID samples of your own with --id")
     return loaded.held_out
@@ -106,21 +104,15 @@ def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def suite_options(runs: Sequence[Run], suite: str | None, root: str | None, features: str | None) -> dict[str, Any]:
-    """How to make a suite that these runs can be evaluated on: through the backbone that they were trained with."""
+def suite_options(run: Run, suite: str | None, root: str | None, features: str | None) -> dict[str, Any]:
+    """How to load a suite that a run can be evaluated on: through the backbone that it was trained with."""
     asked = {"root": root, "features": features}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if options and suite is None:
         raise DissensusError(
             f"--root and --features are about a suite; got {', '.join(options)} without --suite: add it"
         )
-    backbones = {run.folder: run.settings.get("backbone") for run in runs}
-    first, about = next(iter(backbones.items()))
-    for folder, other in backbones.items():
-        if (other or {}).get("fingerprint") != (about or {}).get("fingerprint"):
-            raise DissensusError(
-                f"runs of one table need one backbone; {first} and {folder} differ: evaluate them apart"
-            )
+    about = run.settings.get("backbone")
     if suite == "digits" and about is None:
         return {**options, "backbone": "pixels"}
     if about is not None and suite is not None and suite != "dominoes":

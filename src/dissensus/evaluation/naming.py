@@ -46,4 +46,4 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
