@@ -11,7 +11,7 @@ import torch
 from dissensus import suites
 from dissensus.images import corruptions
 from dissensus.suites import _locate
-from dissensus.suites._finder import subset_names
+from dissensus.suites._locate import subset_names
 from dissensus.suites._recipe import Recipe
 from tests.suites.helpers import by_name, load, names_of, refused, roles
 from tests.trees import classes, image, images

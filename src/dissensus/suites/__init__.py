@@ -108,9 +108,9 @@ def load(name: str, **options: Any) -> Suite:
         UnknownNameError: For an unknown name; it suggests the nearest.
         DissensusError: For an option that the suite does not take, or images that cannot be used.
     """
-    factory = _factory(name)
     if needs_root(name) and not options.get("root"):
         raise DissensusError(f"suite {name!r} reads images from a folder: name it with --root DIR (in Python root=)")
+    factory = _entry(name).factory
     if not needs_root(name) and "root" in options:
         raise DissensusError(f"suite {name!r} has its own data; got --root {options['root']}: leave it out")
     known = accepted_options(name)
@@ -121,7 +121,7 @@ def load(name: str, **options: Any) -> Suite:
 
 def accepted_options(name: str) -> tuple[str, ...] | None:
     """Return the names of the options of a suite; None for a registered one that takes any."""
-    parameters = inspect.signature(_factory(name)).parameters.values()
+    parameters = inspect.signature(_entry(name).factory).parameters.values()
     names = [p.name for p in parameters if p.kind != p.VAR_KEYWORD]
     if len(names) == len(parameters):
         return tuple(names)
@@ -143,12 +143,12 @@ def uses_backbone(name: str) -> bool:
 
 def training(name: str) -> dict[str, Any]:
     """Return the options of `fit` that suit a suite."""
-    return dict(_describe(name).training)
+    return dict(_entry(name).training)
 
 
 def summary(name: str) -> str:
     """Return one line about a suite."""
-    return _describe(name).summary
+    return _entry(name).summary
 
 
 def recipe(name: str, root: Path) -> Recipe:
@@ -172,12 +172,11 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _factory(name: str) -> Factory:
-    return partial(_from_recipe, name) if _is_file(name) else SUITES[name].factory
-
-
-def _describe(name: str) -> Entry | Recipe:
-    return _yaml.read(Path(name)) if _is_file(name) else SUITES[name]
+def _entry(name: str) -> Entry:
+    if not _is_file(name):
+        return SUITES[name]
+    recipe = _yaml.read(Path(name))
+    return Entry(partial(_from_recipe, name), recipe.summary, recipe.training)
 
 
 def _from_recipe(name: str, *, root: str | os.PathLike[str], seed: int = 0, **options: Any) -> Suite:

@@ -23,8 +23,7 @@ from dissensus.features import ExtractOptions, FeatureSet, extract
 from dissensus.features._extract import plan_of, precision_of
 from dissensus.features.extraction import bad_names, one_line
 from dissensus.images import ImageSet, corruptions
-from dissensus.suites._finder import Source
-from dissensus.suites._locate import locate
+from dissensus.suites._locate import Source, locate
 from dissensus.suites._recipe import Recipe
 
 PathLike = str | os.PathLike[str]
@@ -91,17 +90,9 @@ def from_recipe(
 
 def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike | None, **options: Any) -> Suite:
     """Put a suite whose features are grey pixels within [0, 1], `side` x `side`, through a backbone."""
-    parts: list[tuple[str, str, FeatureSet | None, str]] = [
-        ("train", "train", suite.train, ""),
-        ("held-out", "held-out", suite.held_out, ""),
-        ("disagreement", "disagreement", suite.disagreement, ""),
-        *((s.name, s.role, s.features, s.family) for s in suite.sets),
-    ]
-    sources = [
-        Source(name, role, _as_images(pixels, side), family=family, seeded=True)
-        for name, role, pixels, family in parts
-        if pixels is not None
-    ]
+    parts = {"train": suite.train, "held-out": suite.held_out, "disagreement": suite.disagreement}
+    sources = [Source(role, role, _as_images(x, side), seeded=True) for role, x in parts.items() if x is not None]
+    sources += [Source(s.name, s.role, _as_images(s.features, side), s.family, seeded=True) for s in suite.sets]
     return _build(suite.name, suite.summary, sources, backbone, features, **options)
 
 
@@ -148,14 +139,16 @@ def _build(
             continue
         kind, severity = source.corruption or (None, 1)
         passes = options.augment if source.role == "train" else 0
-        own = replace(options, augment=passes, corruption=kind, severity=severity)
+        set_options = replace(options, augment=passes, corruption=kind, severity=severity)
         # other seeds and augmentations are kept apart
         key = source.name + (f"-{passes}passes" if passes else "")
         key += f"-seed{options.seed}" if options.seed and (source.seeded or passes) else ""
         if features is None:
             # the user's cache serves many roots and backbones: no two extractions may share a folder
-            key += "-" + plan_of(source.images, backbone, own, precision_of(fabric)).key
-        extracted[source.name] = extract(source.images, backbone, folder / key, own, progress=progress, fabric=fabric)
+            key += "-" + plan_of(source.images, backbone, set_options, precision_of(fabric)).key
+        extracted[source.name] = extract(
+            source.images, backbone, folder / key, set_options, progress=progress, fabric=fabric
+        )
     by_role = {source.role: extracted[source.name] for source in sources}
     return Suite(
         name=name,
@@ -179,7 +172,7 @@ def _build(
 
 
 def _readable(images: ImageSet, features: FeatureSet) -> ImageSet | None:
-    """The images that the features are of, row by row: without those that could not be read."""
+    """Return the images of the features, row by row: without those that could not be read."""
     if features.provenance["bad"]:
         assert features.folder is not None  # just extracted
         bad = bad_names(features.folder)

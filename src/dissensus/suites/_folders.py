@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._core.errors import DissensusError
-from dissensus.suites import _rules
-from dissensus.suites._recipe import Recipe, make
+from dissensus.suites._recipe import Recipe
+from dissensus.suites._rules import make
 
 NAME = "folders"
 SUMMARY = "Your own images: class folders, or train/, id/, held-out/, shift/NAME/, ood/NAME/ under --root."
@@ -50,7 +50,7 @@ def recipe_of(root: Path) -> Recipe:
                 raise DissensusError(f"every set needs a name of its own; {root} has {name!r} twice: rename one")
             sets[name] = {"role": role, "images": f"{role}/{path.name}"}
     values = {"name": NAME, "summary": f"Images of {root.resolve().name}.", "sets": sets, "note": _note(split)}
-    return _rules.check(make(values, str(root)), str(root))
+    return make(values, str(root))
 
 
 def _note(split: list[str]) -> str:

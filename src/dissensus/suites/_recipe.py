@@ -1,6 +1,6 @@
 """Recipes: which sets a suite of images holds and where they are, before any image is read.
 
-As YAML (see `_yaml` and docs/suites.md):
+As YAML (see docs/suites.md):
 
     name: leaves
     summary: Leaves of the garden; autumn leaves are a shift, stones are out of distribution.
@@ -17,21 +17,18 @@ Paths are relative to the root that is given when the suite is loaded; of severa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, Strict, StringConstraints, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, Strict, StringConstraints, model_validator
 
-from dissensus._core.documents import Part, problem
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.documents import Part
 from dissensus.images import corruptions
 
 UNLABELLED = ("ood", "disagreement")  # roles whose labels are ignored
-SEE = "see docs/suites.md"
 
 
 def _listed(value: Any) -> list[Any]:
-    """One or several values, as a list."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     if not values:
         raise ValueError("should not be empty")
@@ -106,9 +103,9 @@ class SetRecipe(Part):
         return any("{corruption}" in place or "{severity}" in place for place in self.images)
 
     def variants(self) -> Iterator[SetRecipe]:
-        """The set itself, or one set per corruption and severity, with names and paths filled in.
+        """Yield the set itself, or one set per corruption and severity, with names and paths filled in.
 
-        `corruption` is kept where the images are still to be corrupted.
+        `corruption` is kept if the images are still to be corrupted.
         """
         if not self.corruption:
             yield self
@@ -140,29 +137,8 @@ class Recipe(Part):
     note: str = ""  # printed when the suite is loaded
 
     def of_role(self, role: str) -> list[SetRecipe]:
-        """The sets of a role."""
+        """Return the sets of a role."""
         return [s for s in self.sets.values() if s.role == role]
-
-
-def make(values: Mapping[str, Any], where: str) -> Recipe:
-    """Build a recipe from plain values; whether its sets go together, `_rules.check` decides.
-
-    Args:
-        values: The fields of `Recipe`; those of a set as mappings.
-        where: The file or folder that they come from, for messages.
-
-    Raises:
-        DissensusError: On one line with `where`, the field, its rule and what was given.
-    """
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        if unknown := [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]:
-            *path, key = map(str, unknown[0])
-            of = f"set {path[1]!r} of {where}" if path else where
-            known = set((SetRecipe if path else Recipe).model_fields) - ({"name"} if path else set())
-            raise UnknownNameError(f"key of {of}", key, known) from error
-        raise DissensusError(f"{where} is not a valid suite; {problem(error)}: {SEE}") from error
 
 
 def _fill(text: str, corruption: str, severity: int) -> str:
@@ -170,5 +146,5 @@ def _fill(text: str, corruption: str, severity: int) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few names."""
+    """Return the first few names."""
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,9 +1,14 @@
-"""Rules of a recipe: which sets it must have, and what must not stand together."""
+"""Build a recipe from plain values: types, then which sets it must have and what must not stand together."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
+from pydantic import ValidationError
+
+from dissensus._core.documents import problem
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.images import corruptions
 from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe, some
@@ -11,18 +16,28 @@ from dissensus.training.options import TUNABLE, TrainOptions
 
 ONCE = ("train", "id", "held-out", "disagreement")  # roles of at most one set
 ROLES = (*ONCE, "shift", "ood", "groups")
+SEE = "see docs/suites.md"
 
 
-def check(recipe: Recipe, where: str) -> Recipe:
-    """Return the recipe, or raise if its sets contradict each other or themselves.
+def make(values: Mapping[str, Any], where: str) -> Recipe:
+    """Build a recipe.
 
     Args:
-        recipe: The recipe.
-        where: The file or folder that it comes from, for messages.
+        values: The fields of `Recipe`; those of a set as mappings.
+        where: The file or folder that they come from, for messages.
 
     Raises:
-        DissensusError: On one line with `where`, the set and the rule.
+        DissensusError: On one line with `where`, the field or set, its rule and what was given.
     """
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        if unknown := [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]:
+            *path, key = map(str, unknown[0])
+            of = f"set {path[1]!r} of {where}" if path else where
+            known = set((SetRecipe if path else Recipe).model_fields) - ({"name"} if path else set())
+            raise UnknownNameError(f"key of {of}", key, known) from error
+        raise DissensusError(f"{where} is not a valid suite; {problem(error)}: {SEE}") from error
     _check_name(recipe.name, f"the suite of {where}")
     for s in recipe.sets.values():
         _check_name(s.name, f"a set of {where}")

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from dissensus._core.errors import DissensusError
-from dissensus.suites import _rules
-from dissensus.suites._recipe import SEE, Recipe, make
+from dissensus.suites._recipe import Recipe
+from dissensus.suites._rules import SEE, make
 
 
 def read(path: Path) -> Recipe:
@@ -23,7 +23,7 @@ def read(path: Path) -> Recipe:
     if not isinstance(values, dict):
         raise DissensusError(f"a suite is a mapping with the key `sets`; {path} is {_kind(values)}: {SEE}")
     defaults = {"name": path.stem, "summary": f"The sets of {path.name}."}
-    return _rules.check(make({**defaults, **values}, str(path)), str(path))
+    return make({**defaults, **values}, str(path))
 
 
 class _Loader(yaml.SafeLoader):
