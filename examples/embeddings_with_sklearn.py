@@ -1,9 +1,9 @@
 # ruff: noqa: D100
 # %% [markdown]
-# # A classifier that knows what it has not seen
+# # A classifier that detects unknown classes
 #
-# `DissensusClassifier` takes any table of numbers: embeddings of a frozen model, or measurements. Here the "embeddings"
-# are scikit-learn's digits, 8x8 scans as 64 numbers; 8 and 9 are kept away from training, to be found out later.
+# `DissensusClassifier` takes any table of numbers: embeddings of a frozen model, or measurements. Here the table is
+# scikit-learn's digits, scans of 8x8 pixels as 64 numbers. The digits 8 and 9 are left out of training.
 
 # %%
 import numpy as np
@@ -22,19 +22,19 @@ X_new = X[~known]
 
 # %% [markdown]
 # ## Fit and predict
-# A fifth of the training samples is held out to set the threshold of `is_ood`; nothing like `X_new` is needed.
+# `fit` holds out a fifth of the training samples to set the threshold of `is_ood`. Samples like `X_new` are not needed.
 
 # %%
 classifier = DissensusClassifier(random_state=0).fit(X_train, y_train)
 print(f"accuracy on known digits: {classifier.score(X_test, y_test):.3f}")
-print(f"called out, known digits: {classifier.is_ood(X_test).mean():.1%}")
-print(f"called out, new digits:   {classifier.is_ood(X_new).mean():.1%}")
+print(f"out, known digits: {classifier.is_ood(X_test).mean():.1%}")
+print(f"out, new digits:   {classifier.is_ood(X_new).mean():.1%}")
 assert classifier.threshold_ is not None
 print(classifier.threshold_.promise)
 
 # %% [markdown]
-# ## How well does the score part the two?
-# `ood_score` is higher for samples that are further out; `score_samples` is its negative.
+# ## How well does the score separate the two?
+# `ood_score` is higher for samples that are more out of distribution; `score_samples` is its negative.
 
 # %%
 is_new = np.r_[np.zeros(len(X_test)), np.ones(len(X_new))]
@@ -42,8 +42,8 @@ score = classifier.ood_score(np.r_[X_test, X_new])
 print(f"AUROC of new against known digits: {roc_auc_score(is_new, score):.3f}")
 
 # %% [markdown]
-# ## Answer only where it is safe
-# What is called out goes to a person; the rest is more often right.
+# ## Abstain on uncertain samples
+# Samples that are called out could go to a person; the others are more often classified correctly.
 
 # %%
 kept = ~classifier.is_ood(X_test)
@@ -51,8 +51,8 @@ print(f"accuracy on the {kept.mean():.0%} that are kept: {classifier.score(X_tes
 
 # %% [markdown]
 # ## Choose the diversity by cross-validation
-# It is an estimator like any other, in a pipeline or a search. Accuracy on ID data is what can be measured without OOD
-# data; among weights that cost little of it, larger ones make members more diverse.
+# The estimator works in pipelines and searches. Without OOD data only the accuracy on ID data can be measured; among
+# weights with about the same accuracy, a larger one makes members more diverse.
 
 # %%
 pipeline = make_pipeline(StandardScaler(), DissensusClassifier(epochs=5, random_state=0))
@@ -61,12 +61,12 @@ for setting, accuracy in zip(search.cv_results_["params"], search.cv_results_["m
     print(f"diversity {setting['dissensusclassifier__diversity']}: accuracy {accuracy:.3f}")
 
 # %% [markdown]
-# ## Samples that count for more
-# A weight of zero leaves a sample out; here the digit 3 counts threefold.
+# ## Sample weights
+# Weight 0 leaves a sample out. Here the digit 3 has weight 3.
 
 # %%
 weight = np.where(y_train == 3, 3.0, 1.0)
 weighted = DissensusClassifier(random_state=0).fit(X_train, y_train, sample_weight=weight)
 threes = y_test == 3
 plain, heavy = (c.score(X_test[threes], y_test[threes]) for c in (classifier, weighted))
-print(f"accuracy on threes: {plain:.3f}, and {heavy:.3f} where they count threefold")
+print(f"accuracy on threes: {plain:.3f}, and {heavy:.3f} with weight 3")
