@@ -85,7 +85,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A calibrated run on lite0, and PNG files to judge."""
+    """A calibrated run on lite0, and PNG files to predict."""
     folder = tmp_path_factory.mktemp("photos")
     backbone = backbones.create("lite0", layers=1, size=SIZE)
     engine = engines.create("eager", backbone)
@@ -185,7 +185,7 @@ def test_a_tail_that_does_not_tell_its_width_is_refused(tmp_path):
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "layers"), [("lite0", 2), ("test_vit2", 2)])
-def test_five_hundred_images_as_pytorch_judges_them(name, layers, tmp_path):
+def test_five_hundred_images_agree_with_pytorch(name, layers, tmp_path):
     detector = of_images(name, layers, None if name == "lite0" else "random")
     engine, batch = engines.create("eager", detector.backbone), pixels(500)
     detector.calibrate(engine(pixels(100, seed=1)), 0.1, by_class=False)
@@ -263,9 +263,9 @@ def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
         detector = Detector(ensemble, NAMES).calibrate(held_out, score=["pds", name])
         with pytest.raises(
             DissensusError, match=rf"consist of torch functions.*; {name} does not \(.*\): rewrite it"
-        ) as told:
+        ) as caught:
             onnx.write(detector, tmp_path / "other.onnx")
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["d.onnx"]
 
 
@@ -481,9 +481,9 @@ def test_damaged_folders_are_refused(name, photos, tmp_path):
         message = "trunk.safetensors does not fit the backbone of config.json"
         config["backbone"]["name"] = "test_vit"
         (out / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=message) as told:
+    with pytest.raises(RunError, match=message) as caught:
         Detector.from_pretrained(out)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_repositories_are_fetched_from_the_hub(run, tmp_path, monkeypatch):
@@ -503,9 +503,9 @@ def test_repositories_are_fetched_from_the_hub(run, tmp_path, monkeypatch):
 def test_unknown_folders_and_repositories_are_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
-    with pytest.raises(RunError, match=r"no detector at no/where: .*the hub does not give one \(.*\); check") as told:
+    with pytest.raises(RunError, match=r"no detector at no/where: .*the hub does not give one \(.*\); check") as caught:
         Detector.from_pretrained("no/where")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     for where in (tmp_path / "nowhere", "nowhere", "../no/where", ""):
         with pytest.raises(RunError, match=r"no detector at .*: there is no such folder; give one, or OWNER/NAME"):
             Detector.from_pretrained(where)
@@ -521,8 +521,8 @@ def command(capsys, *arguments):
         code = main(["export", *map(str, arguments)])
     except SystemExit as stop:
         code = int(stop.code or 0)
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def refuse(capsys, *arguments):
@@ -568,7 +568,7 @@ def test_a_target_of_yours_takes_one_function(run, tmp_path, capsys, monkeypatch
         export(run, "nunpy", tmp_path / "w.npz")
 
 
-def test_an_uncalibrated_run_is_told_of(run, tmp_path, capsys):
+def test_an_uncalibrated_run_is_reported(run, tmp_path, capsys):
     (run / "detector.json").unlink()
     code, _, err = command(capsys, run, "--to", "hub", "--out", tmp_path / "mine")
     assert code == 0
@@ -609,11 +609,11 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
         assert message in refuse(capsys, *[str(a).format(tmp_path) for a in arguments]), arguments
         assert sorted(tmp_path.rglob("*")) == before, arguments
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    told = refuse(capsys, run, "--to", "onnx", "--out", tmp_path / "d.onnx")
-    assert "needs onnx, onnxscript, onnxruntime: pip install '.[onnx]'" in told
+    output = refuse(capsys, run, "--to", "onnx", "--out", tmp_path / "d.onnx")
+    assert "needs onnx, onnxscript, onnxruntime: pip install '.[onnx]'" in output
 
 
-def test_what_cannot_be_written_is_told_and_leaves_nothing(run, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_written_is_reported_and_leaves_nothing(run, tmp_path, capsys, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 

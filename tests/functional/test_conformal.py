@@ -80,7 +80,7 @@ def test_by_class_the_rate_holds_within_each_class():
     assert torch.equal(p <= 0.1, out)
 
 
-def test_too_few_of_one_class_are_told_by_its_name():
+def test_too_few_of_one_class_names_the_class():
     calibrated = Calibrated.of(torch.rand(40), torch.tensor([0] * 35 + [1] * 5), 2)
     with pytest.raises(DissensusError, match=r"needs 19 .* predicted as 'dog'; got 5"):
         calibrated.check(0.05, ["cat", "dog"])

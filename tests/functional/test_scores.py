@@ -354,7 +354,7 @@ def test_the_examples_run(registry: dict[str, scores.Score]) -> None:
     assert doctest.testmod(scores) == doctest.TestResults(failed=0, attempted=2)
 
 
-def test_a_taken_name_is_refused(registry: dict[str, scores.Score]) -> None:
+def test_a_name_in_use_is_refused(registry: dict[str, scores.Score]) -> None:
     def pds(logits: Tensor) -> Tensor:
         return logits[0, :, 0]
 

@@ -225,11 +225,11 @@ def test_members_can_start_from_what_fits_of_another_tail():
     with torch.no_grad():
         for value in other.parameters():
             value.normal_()
-    taken = ensemble.start_from(other)
-    assert set(taken) == set(before) - {"head.weight", "head.bias"}
+    copied = ensemble.start_from(other)
+    assert set(copied) == set(before) - {"head.weight", "head.bias"}
     own, given = ensemble.stacked(), dict(other.named_parameters())
     for name, value in before.items():
-        assert torch.equal(own[name], given[name].expand_as(own[name]) if name in taken else value)
+        assert torch.equal(own[name], given[name].expand_as(own[name]) if name in copied else value)
     assert ensemble.start_from(tails.Linear(9, 9)) == []
     with torch.no_grad():
         given["fc1.weight"].zero_()
@@ -364,7 +364,7 @@ def test_a_custom_tail_must_be_given_again(tmp_path):
     assert torch.equal(loaded(x), ensemble(x))
 
 
-def test_damaged_and_foreign_folders_are_refused(tmp_path):
+def test_damaged_and_unrelated_folders_are_refused(tmp_path):
     with pytest.raises(
         RunError, match=r"there is no file .*nowhere/ensemble.json: give a folder that Ensemble.save wrote"
     ):
@@ -373,7 +373,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     ensemble.save(tmp_path)
     whole = (tmp_path / "ensemble.safetensors").read_bytes()
     (tmp_path / "ensemble.safetensors").write_bytes(whole[:-10])
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match=r"ensemble.safetensors is damaged .*: train the ensemble again"):
         Ensemble.load(tmp_path)
     (tmp_path / "ensemble.safetensors").write_bytes(whole)
     info = json.loads((tmp_path / "ensemble.json").read_text())

@@ -33,10 +33,10 @@ def test_without_gradio_one_line(capsys, monkeypatch, place):
 
 @needs_gradio
 def test_refusals(capsys, place, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         assert f"127.0.0.1:{port} is not (Address already in use)" in refusal(capsys, place / "run", "--port", port)
     assert "--port must be within" in refusal(capsys, place / "run", "--port", 70000)
     assert "--host must be an address" in refusal(capsys, place / "run", "--host", "nowhere.invalid")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def read(path: Path, *, remedy: str, error: type[DissensusError] = RunError) -> 
     """
     if not path.is_file():
         raise error(f"there is no file {path}: {remedy}")
+    if not os.access(path, os.R_OK):  # which safetensors reports as missing
+        raise error(f"{path} must be readable; it is not: change its permissions")
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as cause:

@@ -24,22 +24,6 @@ from dissensus._core.errors import DissensusError, ShapeError
 from dissensus._core.registry import Registry
 from dissensus.functional.checks import check_logits, full_precision
 
-__all__ = [
-    "AGGREGATES",
-    "Aggregate",
-    "authors_vote",
-    "greedy_soup",
-    "members",
-    "of_kind",
-    "oracle",
-    "prediction",
-    "probability",
-    "register",
-    "restrict",
-    "soup",
-    "vote",
-]
-
 Kind = Literal["logits", "weights", "members"]
 Accuracy = Callable[[list[int]], float]
 """Held-out accuracy of the model whose weights are the mean of these members'."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, ShapeError
 from dissensus.functional import metrics
+from dissensus.functional.checks import full_precision
 
 
 class Classification:
@@ -27,7 +28,7 @@ class Classification:
         self._check(log_probs, labels, groups)
         if len(labels) == 0:
             return
-        log_probs = log_probs.detach().to(torch.promote_types(log_probs.dtype, torch.float32))
+        log_probs = full_precision(log_probs.detach())
         lowest, highest = log_probs.aminmax()
         # rounded probabilities may sum to a little more than 1; logits given by mistake lie far above 0
         if not highest <= 1e-3:

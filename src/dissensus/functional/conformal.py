@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
-
-__all__ = ["Calibrated", "check_rate", "evidence", "needed"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,9 @@ class Calibrated:
     def p_values(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
         """P-values of scores, given predicted labels if calibrated by class: (B,) -> (B,) float64."""
         p_values = torch.full(scores.shape, torch.nan, dtype=torch.float64)
-        for values, rows in self._parts(scores, labels):
+        assert labels is not None or not self.by_class
+        for c, values in enumerate(self.values):
+            rows = labels == c if self.by_class else slice(None)
             below = torch.searchsorted(values, scores[rows].to(values).contiguous())
             p_values[rows] = (1 + len(values) - below).double() / (len(values) + 1)
         return p_values
@@ -71,24 +71,17 @@ class Calibrated:
             if len(values) < needed(rate):
                 whose = f" predicted as {names[number]!r}" if self.by_class and names else ""
                 remedy = "or calibrate all classes together" if self.by_class else "or allow more false alarms"
-                count = len(values)
                 raise DataError(
-                    f"a false-alarm rate of {rate:g} needs {needed(rate)} calibration samples{whose}; got {count}: "
-                    f"give more, {remedy}"
+                    f"a false-alarm rate of {rate:g} needs {needed(rate)} calibration samples{whose}; "
+                    f"got {len(values)}: give more, {remedy}"
                 )
 
     def spread(self, rate: float, share: float = 0.9) -> tuple[float, float]:
         """Interval of the true false-alarm rate for `share` of calibration sets of this size, without ties."""
         n = min(map(len, self.values))
         k = _allowed(rate, n)
-        low, high = stats.beta.interval(share, k, n + 1 - k)
+        low, high = special.betaincinv(k, n + 1 - k, [(1 - share) / 2, (1 + share) / 2])
         return float(low), float(high)
-
-    def _parts(self, scores: Tensor, labels: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        if not self.by_class:
-            return [(self.values[0], torch.ones(scores.shape, dtype=torch.bool))]
-        assert labels is not None
-        return [(values, labels == c) for c, values in enumerate(self.values)]
 
 
 def needed(rate: float) -> int:

@@ -144,7 +144,8 @@ def _a2d(softmax: Tensor, top: Tensor, p_top: Tensor, rest: Tensor, weights: Ten
     p, not_p = p_top[m], rest[m]
 
     first, second = p * not_q, q * not_p
-    s = (first + second).clamp_min(_floor(softmax.dtype))
+    least = torch.finfo(softmax.dtype).tiny ** 0.75  # its inverse, times any sensible weight, is still finite
+    s = (first + second).clamp_min(least)
     value = -s.log().mean(0)
 
     scale = weights / len(s)
@@ -163,8 +164,3 @@ def _a2d(softmax: Tensor, top: Tensor, p_top: Tensor, rest: Tensor, weights: Ten
         at_top=zeros.index_add(0, m, t_m).index_add_(0, ell, t_l),
         spread=table,
     )
-
-
-def _floor(dtype: torch.dtype) -> float:
-    """The least s: its inverse, times any sensible weight, is still finite."""
-    return float(torch.finfo(dtype).tiny ** 0.75)

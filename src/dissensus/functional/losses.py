@@ -28,18 +28,7 @@ from dissensus._core.errors import DissensusError, ShapeError
 from dissensus._core.registry import Registry
 from dissensus.functional.checks import check_labels, check_logits
 from dissensus.functional.fused import Fused, cross_entropy_a2d
-
-__all__ = [
-    "REGULARISERS",
-    "Regulariser",
-    "a2d",
-    "cross_entropy",
-    "divdis",
-    "ensemble_cross_entropy",
-    "hardness",
-    "register",
-    "sed",
-]
+from dissensus.functional.scores import log_one_right
 
 # Joint probabilities held at once by divdis: 2**24 float32 are 64 MB.
 BLOCK_ELEMENTS = 2**24
@@ -129,20 +118,8 @@ def a2d(logits: Tensor) -> Tensor:
     Computed from logarithms, so it stays finite where both members are certain of the same class.
     """
     check_logits(logits, members=2)
-    top = logits.argmax(-1)
-    log_p = logits.log_softmax(-1)
-    # 1 - p cancels where p is near 1, which only happens at a member's own argmax: sum the others instead.
-    others = logits.scatter(-1, top[..., None], -torch.inf)
-    log_rest = others.logsumexp(-1) - logits.logsumexp(-1)
-
     ell, m = torch.triu_indices(len(logits), len(logits), offset=1, device=logits.device)
-    y = top[m]
-    samples = torch.arange(logits.shape[1], device=logits.device)
-    log_pm, log_1pm = log_p[m[:, None], samples, y], log_rest[m]
-    log_pl = log_p[ell[:, None], samples, y]
-    same = top[ell] == y
-    log_1pl = torch.where(same, log_rest[ell], torch.log1p(-log_pl.masked_fill(same, -1.0).exp()))
-    return -torch.logaddexp(log_pm + log_1pl, log_pl + log_1pm).mean(0)
+    return -log_one_right(logits)[ell, :, m].mean(0)
 
 
 @register(whole_batch=True)

@@ -33,18 +33,6 @@ from torch import Tensor
 from dissensus._core.errors import DataError, DissensusError, ShapeError
 from dissensus._core.registry import Registry
 
-__all__ = [
-    "FALSE_ALARMS",
-    "METRICS",
-    "Better",
-    "Metric",
-    "compute",
-    "describe",
-    "detection",
-    "register",
-    "threshold",
-]
-
 FALSE_ALARMS = 0.05
 """Share of ID samples above the detection threshold unless stated otherwise: FPR95, reports, default detectors."""
 

@@ -14,7 +14,6 @@ tensor([1.4142])
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -25,22 +24,6 @@ from torch import Tensor
 from dissensus._core.errors import ShapeError
 from dissensus._core.registry import Registry
 from dissensus.functional.checks import check_logits, full_precision
-
-__all__ = [
-    "SCORES",
-    "Score",
-    "a2d",
-    "average_energy",
-    "average_entropy",
-    "average_max_logit",
-    "average_max_prob",
-    "bma",
-    "ensemble_entropy",
-    "mutual_information",
-    "pds",
-    "register",
-    "unique",
-]
 
 Score = Callable[..., Tensor]
 """Logits (M, B, C), and options by keyword, to (B,); higher = more OOD."""
@@ -120,19 +103,9 @@ def a2d(logits: Tensor) -> Tensor:
     members would be: log(2 p (1 - p)) with p its largest probability.
     """
     M = len(logits)
-    top, y, against = _odds_against_top(logits)
-    log_top, log_rest = F.logsigmoid(-against), F.logsigmoid(against)  # log p, log(1 - p) at the own argmax
+    one_right = log_one_right(logits)
     if M == 1:
-        return (log_top + log_rest).squeeze(0) + math.log(2)
-
-    # [l, b, m]: member l at the class that member m predicts
-    classes = y.T.expand(M, -1, -1)
-    log_p = logits.gather(-1, classes) - top.unsqueeze(-1) + log_top.unsqueeze(-1)
-    # the clamp touches only the branch not taken, where p may be 1 and the gradient infinite
-    elsewhere = torch.log1p(-log_p.clamp(max=-math.log(2)).exp())
-    log_not_p = torch.where(classes == y.unsqueeze(-1), log_rest.unsqueeze(-1), elsewhere)
-
-    one_right = torch.logaddexp(log_p + log_rest.T, log_not_p + log_top.T)
+        return one_right.flatten()
     itself = torch.eye(M, dtype=torch.bool, device=logits.device).unsqueeze(1)
     return one_right.masked_fill(itself, 0).sum(dim=(0, 2)) / (M * (M - 1))
 
@@ -204,6 +177,21 @@ def unique(logits: Tensor) -> Tensor:
     """
     predicted = logits.argmax(dim=-1).sort(dim=0).values
     return (predicted[1:] != predicted[:-1]).sum(dim=0) + 1
+
+
+def log_one_right(logits: Tensor) -> Tensor:
+    """log(p^m_y (1 - p^l_y) + p^l_y (1 - p^m_y)) at y = argmax p^m for all pairs: (M, B, C) -> (M, B, M), [l, b, m].
+
+    The logarithm of the probability that exactly one of two members is right, if y is the label. Differentiable.
+    """
+    top, y, against = _odds_against_top(logits)
+    log_top, log_rest = F.logsigmoid(-against), F.logsigmoid(against)  # log p, log(1 - p) at the member's own argmax
+    classes = y.T.expand(len(logits), -1, -1)
+    log_p = logits.gather(-1, classes) - top.unsqueeze(-1) + log_top.unsqueeze(-1)
+    # 1 - p cancels where p is near 1, which only happens at a member's own argmax
+    same = classes == y.unsqueeze(-1)
+    log_not_p = torch.where(same, log_rest.unsqueeze(-1), torch.log1p(-log_p.masked_fill(same, -1.0).exp()))
+    return torch.logaddexp(log_p + log_rest.T, log_not_p + log_top.T)
 
 
 def _member_entropy(log_probs: Tensor) -> Tensor:

@@ -95,10 +95,7 @@ class Ensemble(nn.Module):
         return None if about is None else int(about["classes"])
 
     def check_features(
-        self,
-        shape: Sequence[int],
-        source: str,
-        remedy: str = "use the backbone that computed its training features",
+        self, shape: Sequence[int], source: str, remedy: str = "use the backbone that computed its training features"
     ) -> None:
         """Raise `ShapeError` if members do not take rows of features of that shape; `source` says whose they are."""
         about = self.about
@@ -110,29 +107,18 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor, index: Tensor | Sequence[int] | None = None) -> Tensor:
         """Logits of all members, (B, ...) -> (M, B, C), or of those in `index`, in its order: (len(index), B, C)."""
-        params, buffers = self.stacked(), dict(self.tail.named_buffers())
+        tensors = dict(_tensors(self.tail))
         if index is not None:
             picked = torch.as_tensor(index, device=x.device)
-            params = {name: value.index_select(0, picked) for name, value in params.items()}
-            buffers = {name: value.index_select(0, picked) for name, value in buffers.items()}
-        return self.run(params, x, buffers=buffers)
+            tensors = {name: value.index_select(0, picked) for name, value in tensors.items()}
+        return self.run(tensors, x)
 
-    def run(
-        self,
-        params: Mapping[str, Tensor],
-        x: Tensor,
-        *,
-        buffers: Mapping[str, Tensor] | None = None,
-        own_batch: bool = False,
-    ) -> Tensor:
-        """Run members with the given stacked parameters, the pure form of `forward`.
-
-        Differentiable with respect to `params` and `x`.
+    def run(self, params: Mapping[str, Tensor], x: Tensor, *, own_batch: bool = False) -> Tensor:
+        """Run members with the given parameters, the pure form of `forward`: differentiable in `params` and `x`.
 
         Args:
-            params: Name -> (M, ...).
+            params: Name -> (M, ...), parameters and, if the tail has any, buffers.
             x: Features (B, ...), or (M, B, ...) with `own_batch`.
-            buffers: Name -> (M, ...).
             own_batch: Whether each member has its own batch.
         """
         tail = self.tail
@@ -140,12 +126,12 @@ class Ensemble(nn.Module):
             return tail.forward_stacked(params, x, stacked.Scratch())[0]
 
         def one(member: dict[str, Tensor], batch: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.tail, member, (batch,))
+            out: Tensor = functional_call(tail, member, (batch,))
             return out
 
         # randomness="different": dropout draws a separate mask for each member.
         run = vmap(one, in_dims=(0, 0 if own_batch else None), randomness="different")
-        result: Tensor = run({**params, **(buffers or {})}, x)
+        result: Tensor = run(dict(params), x)
         return result
 
     def member(self, i: int) -> nn.Module:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_type_hints
 
 import torch
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dissensus._core import documents
+from dissensus._core import documents, tensors
 from dissensus._core.errors import DissensusError, RunError
-from dissensus._core.files import make_folder, replacing
+from dissensus._core.files import make_folder
 from dissensus.models import tails
 
 INFO = "ensemble.json"
@@ -60,20 +57,14 @@ class EnsembleInfo(documents.Document):
 def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor]) -> None:
     """Write both files, each atomically."""
     make_folder(folder)
-    with replacing(folder / WEIGHTS) as path:
-        save_file({name: value.contiguous().cpu() for name, value in weights.items()}, path)
+    tensors.write(folder / WEIGHTS, weights)
     documents.write(folder / INFO, info)
 
 
 def read(folder: Path) -> tuple[EnsembleInfo, dict[str, Tensor]]:
     """Read both files."""
-    info, path = documents.read(EnsembleInfo, folder / INFO), folder / WEIGHTS
-    try:
-        return info, load_file(path)
-    except (OSError, SafetensorError) as error:
-        if path.exists() and not os.access(path, os.R_OK):  # which safetensors reports as missing
-            raise RunError(f"the weights must be readable; {path} is not: change its permissions") from error
-        raise RunError(f"the weights in {path} cannot be read ({error}); train the ensemble again") from error
+    info = documents.read(EnsembleInfo, folder / INFO)
+    return info, tensors.read(folder / WEIGHTS, remedy="train the ensemble again")
 
 
 def build_tail(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -87,8 +87,7 @@ def width(name: str, shape: Sequence[int]) -> int | None:
 
 def fits(description: Mapping[str, Any], shape: Sequence[int]) -> bool:
     """Whether the tail that `describe` described takes rows of features of that shape."""
-    needed = width(description["name"], shape)
-    return needed is not None and needed == description["features"]
+    return bool(width(description["name"], shape) == description["features"])
 
 
 @register("linear", axes={1: 0})
@@ -253,14 +252,7 @@ class Conv(nn.Module):
 
 
 ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry(
-    "activation",
-    {
-        "relu": F.relu,
-        "relu6": F.relu6,
-        "silu": F.silu,
-        "hardswish": F.hardswish,
-        "gelu": F.gelu,
-    },
+    "activation", {name: getattr(F, name) for name in ("relu", "relu6", "silu", "hardswish", "gelu")}
 )
 
 

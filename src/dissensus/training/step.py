@@ -92,7 +92,7 @@ class Stepper:
                 grads = tail.backward_stacked(params, saved, loss.grad, self._scratch)
         else:
             with self.fabric.autocast():
-                logits = self.ensemble.run(params, x, buffers=buffers, own_batch=self.method.order == "own")
+                logits = self.ensemble.run(params | buffers, x, own_batch=self.method.order == "own")
             loss = self._loss(logits.detach(), batch, pairs, forwarded)
             values = torch.autograd.grad(
                 logits, list(params.values()), loss.grad.to(logits.dtype), allow_unused=True, materialize_grads=True
