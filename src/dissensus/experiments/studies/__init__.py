@@ -16,13 +16,7 @@ from dissensus.evaluation.examples import Example
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.tables import Table
 from dissensus.experiments import paper
-from dissensus.experiments.studies import ablations
-from dissensus.experiments.studies.detection import detection
-from dissensus.experiments.studies.diversity import diversity
-from dissensus.experiments.studies.diversity_weight import diversity_weight
-from dissensus.experiments.studies.ensemble_size import ensemble_size
-from dissensus.experiments.studies.examples import examples
-from dissensus.experiments.studies.generalization import generalization
+from dissensus.experiments.studies import ablations, figures, tables
 from dissensus.experiments.studies.lab import Lab
 
 __all__ = ["STUDIES", "Lab", "Outcome", "Study", "check", "run"]
@@ -42,18 +36,25 @@ class Study(NamedTuple):
 STUDIES: Registry[Study] = Registry(
     "study",
     {
-        "diversity": Study(diversity, "Table 1", "#unique and PDS of every method, in and out of distribution"),
+        "diversity": Study(tables.diversity, "Table 1", "#unique and PDS of every method, in and out of distribution"),
         "generalization": Study(
-            generalization, "Table 2", "accuracy by oracle member, ensemble and soup, small and large", ("shift",)
+            tables.generalization,
+            "Table 2",
+            "accuracy by oracle member, ensemble and soup, small and large",
+            ("shift",),
         ),
         "detection": Study(
-            detection, "Table 3", "AUROC of BMA and PDS beside accuracy; weight by oracle and fixed", ("ood",)
+            tables.detection, "Table 3", "AUROC of BMA and PDS beside accuracy; weight by oracle and fixed", ("ood",)
         ),
         "diversity-weight": Study(
-            diversity_weight, "Figure 3", "PDS, #unique, AUROC and accuracy against lambda", ("ood",)
+            figures.diversity_weight, "Figure 3", "PDS, #unique, AUROC and accuracy against lambda", ("ood",)
         ),
-        "ensemble-size": Study(ensemble_size, "Figure 4", "AUROC and accuracy against the number of members", ("ood",)),
-        "examples": Study(examples, "Figure 2", "the images that members disagree on most and least", ("images",)),
+        "ensemble-size": Study(
+            figures.ensemble_size, "Figure 4", "AUROC and accuracy against the number of members", ("ood",)
+        ),
+        "examples": Study(
+            figures.examples, "Figure 2", "the images that members disagree on most and least", ("images",)
+        ),
         "layers": Study(ablations.layers, "Table 4", "members that own one layer against two", ("backbone",)),
         "backbones": Study(ablations.backbones, "Table 5", "two backbones side by side", ("backbone",)),
         "scores": Study(ablations.scores, "Table 6", "AUROC of every score", ("ood",)),
@@ -82,13 +83,16 @@ def run(name: str, lab: Lab) -> Outcome:
     findings = study.function(lab)
     suite = lab.suite()
     parts = [] if isinstance(findings, dict) else findings
-    tables = [part for part in parts if isinstance(part, Table)]
     outcome = Outcome(
         study=name,
         paper=study.paper,
         suite=suite.name,
         summary=study.summary,
-        tables=tuple(replace(t, rows=t.rows + paper.rows(name, suite.name, t)) for t in tables),
+        tables=tuple(
+            replace(part, rows=part.rows + paper.rows(name, suite.name, part))
+            for part in parts
+            if isinstance(part, Table)
+        ),
         curves=tuple(part for part in parts if isinstance(part, Curve)),
         examples=findings if isinstance(findings, dict) else {},
     )

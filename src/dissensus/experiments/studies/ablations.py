@@ -1,16 +1,16 @@
-"""Tables of the paper's appendix that compare a few ensembles."""
+"""Tables 4 to 10, of the paper's appendix, which compare a few ensembles."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError
-from dissensus.evaluation.results import Results
+from dissensus.evaluation.results import DETECTED, LABELLED, Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments.studies.lab import Lab, Trial
-from dissensus.experiments.studies.measures import overview
 from dissensus.functional import scores as registry
 
 BACKBONES = ("lite0", "lite1")
@@ -22,7 +22,7 @@ def layers(lab: Lab) -> list[Table]:
     for count in (1, 2):
         suite = lab.suite(layers=count)
         trial = Trial(f"{count}", "sed-a2d", tail="backbone")
-        tables.append(overview(Results(lab.run([trial], suite)), "", ("layers",), [((str(count),), trial.name)]))
+        tables.append(_overview(Results(lab.run([trial], suite)), "", ("layers",), [((str(count),), trial.name)]))
     return [_join("layers that members own", tables)]
 
 
@@ -33,7 +33,7 @@ def backbones(lab: Lab) -> list[Table]:
         suite = lab.suite(backbone=name)
         trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
         results = Results(lab.run(trials, suite))
-        tables.append(overview(results, "", ("backbone", "method"), [((name, t.name), t.name) for t in trials]))
+        tables.append(_overview(results, "", ("backbone", "method"), [((name, t.name), t.name) for t in trials]))
     return [_join("backbones", tables)]
 
 
@@ -41,26 +41,20 @@ def scores(lab: Lab) -> list[Table]:
     """Every score on the same ensembles."""
     trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
     results = Results(lab.run(trials))
-    families = results.families("shift", "ood")
+    families = results.families(*DETECTED)
     columns = tuple(Column("AUROC", name) for name in families)
-    return [
-        Table(
-            f"scores of {trial.name}",
-            ("score",),
-            columns,
-            tuple(
-                Row((name,), tuple(results.auroc(trial.name, f, name) for f in families)) for name in registry.SCORES
-            ),
-        )
-        for trial in trials
-    ]
+    tables = []
+    for trial in trials:
+        rows = [Row((name,), tuple(results.auroc(trial.name, f, name) for f in families)) for name in registry.SCORES]
+        tables.append(Table(f"scores of {trial.name}", ("score",), columns, tuple(rows)))
+    return tables
 
 
 def two_stage(lab: Lab) -> list[Table]:
     """Disagreement on samples chosen in a first stage, against weights computed during training."""
     trials = [Trial("two-stage", "two-stage"), Trial("joint", "sed-a2d")]
     results = Results(lab.run(trials))
-    return [overview(results, "two-stage against joint", ("type",), [((t.name,), t.name) for t in trials])]
+    return [_overview(results, "two-stage against joint", ("type",), [((t.name,), t.name) for t in trials])]
 
 
 def groups(lab: Lab) -> list[Table]:
@@ -80,19 +74,9 @@ def groups(lab: Lab) -> list[Table]:
         Column("accuracy %", family, percent=True),
         Column("accuracy %", results.inside, percent=True),
     )
-    table_rows = [
-        Row(
-            (trial.name,),
-            (
-                results.value(trial.name, family, "worst_group", aggregate="prediction"),
-                results.value(trial.name, family, "worst_group", aggregate="oracle"),
-                results.accuracy(trial.name, family),
-                results.accuracy(trial.name, results.inside),
-            ),
-        )
-        for trial in trials
-    ]
-    return [Table("worst group, M = 4", ("method",), columns, tuple(table_rows))]
+    measures = [Measure("worst_group", family, kind) for kind in ("prediction", "oracle")]
+    measures += [Measure("accuracy", name, "prediction") for name in (family, results.inside)]
+    return [replace(results.table("worst group, M = 4", measures), columns=columns)]
 
 
 def disagreement_data(lab: Lab) -> list[Table]:
@@ -108,7 +92,7 @@ def disagreement_data(lab: Lab) -> list[Table]:
     results = Results(lab.run(trials))
     rows = [((trial.method, trial.name.partition(" on ")[2]), trial.name) for trial in trials]
     note = "A set that members disagreed on in training no longer tests detection: mind the diagonal."
-    return [overview(results, "sets to disagree on", ("method", "disagrees on"), rows, note)]
+    return [_overview(results, "sets to disagree on", ("method", "disagrees on"), rows, note)]
 
 
 def active(lab: Lab) -> list[Table]:
@@ -119,11 +103,21 @@ def active(lab: Lab) -> list[Table]:
     frame = lab.run(trials)
     results = Results(frame)
     rows = [((str(trial.members), str(trial.active)), trial.name) for trial in trials]
-    table = overview(results, "members drawn per batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
+    table = _overview(results, "members drawn per batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
     times = {name: _epoch_time(Path(runs.iloc[0])) for name, runs in frame.groupby("row")["run"]}
     columns = (Column("", "epoch s", better="lower", digits=1), *table.columns)
     timed = [replace(row, cells=(times[t.name], *row.cells)) for row, t in zip(table.rows, trials, strict=True)]
     return [replace(table, columns=columns, rows=tuple(timed))]
+
+
+def _overview(
+    results: Results, title: str, heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]], note: str = ""
+) -> Table:
+    """Accuracy of ensemble and members, and AUROC of PDS, of rows (names, trial)."""
+    measures = [Measure("accuracy", family, "prediction") for family in results.families(*LABELLED)]
+    measures += [Measure("accuracy", family, "members", heading="members") for family in results.families("id")]
+    measures += [Measure("auroc", family, score="pds", heading="AUROC pds") for family in results.families(*DETECTED)]
+    return results.table(title, measures, heads=heads, rows=rows, note=note)
 
 
 def _epoch_time(run: Path) -> Value | None:

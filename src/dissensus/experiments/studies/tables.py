@@ -1,0 +1,133 @@
+"""Tables 1 to 3 of the paper: diversity, generalization and detection of every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dissensus.evaluation.results import DIVERSITY as DIVERSITY_SCORES
+from dissensus.evaluation.results import Measure, Results
+from dissensus.evaluation.tables import Column, Row, Table
+from dissensus.experiments.studies.lab import Lab, Trial
+from dissensus.functional.aggregates import AGGREGATES
+from dissensus.training import methods
+from dissensus.training.options import DIVERSITY
+
+ROWS = ("single", "deep-ensemble", "diverse-hps", "divdis", "a2d", "sed-a2d")
+LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
+WEIGHTS = (0.02, 0.1, 0.5, 1.0, 5.0)
+QUICK_WEIGHTS = (0.1, 1.0)
+KINDS = {"covariate": "shift", "semantic": "ood"}  # kind of shift -> role of its sets
+
+
+def diversity(lab: Lab) -> list[Table]:
+    """For each method, the weight that detects shifts best and the weight that detects OOD sets best."""
+    trials = _trials(lab, ROWS[1:])
+    results = _results(lab, trials)
+    tables = []
+    for kind, role in KINDS.items():
+        families = [*results.families("id"), *results.families(role)]
+        measures = [Measure("mean", f, score=s, heading=h) for f in families for s, h in DIVERSITY_SCORES.items()]
+        best = {method: _best(results, group, role, "pds") for method, group in trials.items()}
+        rows = [((method, _weights(method, trial)), trial) for method, trial in best.items()]
+        tables.append(results.table(f"{kind} detector", measures, heads=("method", "weight"), rows=rows))
+    return tables
+
+
+def generalization(lab: Lab) -> list[Table]:
+    """Every method at its fixed diversity weight, in small and large ensembles."""
+    large = 10 if lab.quick else 50
+    trials = {(name, 1 if name == "single" else 5): _fixed(lab, group) for name, group in _trials(lab, ROWS).items()}
+    for name, group in _trials(lab, LARGE_ROWS, members=large).items():
+        trial = _fixed(lab, group)
+        trials[name, large] = trial.with_name(f"{trial.name} M={large}")
+    results = Results(lab.run(list(trials.values())))
+    measures = [
+        Measure("accuracy", family, kind, heading=AGGREGATES[kind].heading)
+        for kind in ("oracle", "prediction", "soup")
+        for family in results.families("id", "shift", "groups")
+    ]
+    rows = [((name, str(members)), trial.name) for (name, members), trial in trials.items()]
+    note = "oracle: the best member, chosen with the labels of the test set."
+    return [results.table("accuracy", measures, heads=("method", "M"), rows=rows, note=note)]
+
+
+def detection(lab: Lab) -> list[Table]:
+    """Two tables: with the best weight for each kind of shift, as in the paper, and with one fixed weight."""
+    groups = _trials(lab, ROWS)
+    results = _results(lab, groups)
+    families = {kind: results.families(role) for kind, role in KINDS.items() if results.families(role)}
+    columns = [Column(f"{what} %", kind, percent=True) for what in ("accuracy", "members") for kind in families]
+    columns += [Column("AUROC", name) for names in families.values() for name in names]
+
+    def table(title: str, choose: Callable[[list[Trial], str, str], str], note: str) -> Table:
+        rows = []
+        for score in ("bma", "pds"):
+            for method, trials in groups.items():
+                if method == "single" and score == "pds":
+                    continue  # one member predicts one class
+                chosen = {kind: choose(trials, KINDS[kind], score) for kind in families}
+                cells = [
+                    results.accuracy(trial, results.inside, what)
+                    for what in ("prediction", "members")
+                    for trial in chosen.values()
+                ]
+                cells += [results.auroc(chosen[kind], name, score) for kind in families for name in families[kind]]
+                rows.append(Row((method, score, _weights(method, *chosen.values())), tuple(cells)))
+        return Table(title, ("method", "score", "weight"), tuple(columns), tuple(rows), note)
+
+    return [
+        table(
+            "oracle: the best weight for each kind of shift",
+            lambda trials, role, score: _best(results, trials, role, score),
+            "Chosen with the OOD sets, as in the paper: impossible in use.",
+        ),
+        table(
+            "fixed: one weight for all, chosen without OOD data",
+            lambda trials, role, score: _fixed(lab, trials).name,
+            f"The suite's own weight, {lab.training.get('diversity', DIVERSITY):g}, or the nearest that was trained.",
+        ),
+    ]
+
+
+def weighted(method: str, weight: float, members: int = 5) -> Trial:
+    """Return a trial of a method with a diversity weight."""
+    return Trial(f"{method} λ={weight:g}", method, members, diversity=weight)
+
+
+def _trials(lab: Lab, names: tuple[str, ...], members: int = 5) -> dict[str, list[Trial]]:
+    """Return the trials of each method: one, or one per weight. Methods that lack a disagreement set are left out."""
+    suite, trials = lab.suite(), dict[str, list[Trial]]()
+    for name in names:
+        method = methods.METHODS[name]
+        if method.takes_set and suite.disagreement is None:
+            lab.tell(f"  {suite.name} goes on without {name}: the suite has no set to disagree on")
+        elif method.regulariser is None:
+            trials[name] = [Trial(name, name, members)]
+        else:
+            trials[name] = [weighted(name, weight, members) for weight in (QUICK_WEIGHTS if lab.quick else WEIGHTS)]
+    return trials
+
+
+def _results(lab: Lab, trials: dict[str, list[Trial]]) -> Results:
+    return Results(lab.run([trial for group in trials.values() for trial in group]))
+
+
+def _best(results: Results, trials: list[Trial], role: str, score: str) -> str:
+    """Return the trial with the highest mean AUROC over the sets of a role: a choice that needs OOD data."""
+
+    def quality(trial: str) -> float:
+        values = [v.mean for f in results.families(role) if (v := results.auroc(trial, f, score)) is not None]
+        return sum(values) / len(values) if values else float("-inf")
+
+    return max((trial.name for trial in trials), key=quality)
+
+
+def _fixed(lab: Lab, trials: list[Trial]) -> Trial:
+    """Return the trial nearest to the suite's own diversity weight, which is chosen without OOD data."""
+    weight = lab.training.get("diversity", DIVERSITY)
+    return min(trials, key=lambda trial: abs((trial.diversity or weight) - weight))
+
+
+def _weights(method: str, *trials: str) -> str:
+    """Return the weights in the names of a method's trials, such as "λ=0.1, λ=1"; "-" if it has none."""
+    return ", ".join(dict.fromkeys(name.removeprefix(method).strip() for name in trials)) or "-"
