@@ -35,7 +35,7 @@ from dissensus.cli.parser import Verb
 VERBS = {
     "demo": Verb(demo.demo, demo.EXAMPLE, demo.PLAIN),
     "run": Verb(run.run, run.EXAMPLE, run.PLAIN),
-    "extract": Verb(extract.extract, extract.EXAMPLE, extract.PLAIN),
+    "extract": Verb(extract.extract_images, extract.EXAMPLE, extract.PLAIN),
     "train": Verb(train.train, train.EXAMPLE, train.PLAIN),
     "evaluate": Verb(evaluate.evaluate_runs, evaluate.EXAMPLE, evaluate.PLAIN),
     "calibrate": Verb(calibrate.calibrate, calibrate.EXAMPLE, calibrate.PLAIN),

@@ -20,7 +20,7 @@ PLAIN: Arguments = {
 }
 
 
-def extract(
+def extract_images(
     images: str,
     out: str,
     backbone: str = "lite0",
