@@ -312,9 +312,9 @@ def test_a_difference_leaves_no_file(tmp_path, monkeypatch):
 )
 def test_timm_loads_the_soup_and_classifies_with_it(name, layers, weights, tmp_path):
     detector = of_images(name, layers, weights)
-    made = checkpoint.write(detector, tmp_path / "soup.safetensors")
+    code = checkpoint.write(detector, tmp_path / "soup.safetensors")
     found = {"timm": timm}
-    exec(made.code, found)  # what the command prints
+    exec(code, found)  # what the command prints
     image = Image.fromarray(np.random.default_rng(0).integers(256, size=(50, 70, 3), dtype=np.uint8))
     x = detector.backbone.transform(image)
     difference = (found["transform"](image) - x).abs().max()

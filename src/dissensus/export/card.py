@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dissensus.detection.detector import Detector
@@ -12,63 +14,27 @@ from dissensus.evaluation.results import Results
 from dissensus.training.run import Run
 
 SHOWN = 50  # class names; config.json has them all
-
-HEADER = """---
-library_name: dissensus
-# license: choose one that the weights and the training data allow
-{pipeline}tags:
-- out-of-distribution-detection
-- ensemble
-- scalable-ensemble-diversification
----
-"""
-IMAGES = """```python
-from dissensus import Detector
-
-detector = Detector.from_pretrained("OWNER/{title}")  # or the path of this folder
-for verdict in detector.predict(["photo.jpg"]):
-    print(verdict.name, verdict.class_name, verdict.verdict, verdict.p_value)
-```
-"""
-FEATURES = """```python
-from dissensus import Detector
-
-detector = Detector.from_pretrained("OWNER/{title}")  # or the path of this folder
-for verdict in detector.predict(features):  # (N, {width}) float32
-    print(verdict.name, verdict.class_name, verdict.verdict, verdict.p_value)
-```
-"""
+CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
 def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> str:
     """The card as Markdown with the hub's header; its numbers are those measured for the run."""
-    images = detector.backbone_info is not None
-    width = (detector.ensemble.about or {}).get("features", "D")
-    parts = [
-        HEADER.format(pipeline="pipeline_tag: image-classification\n" if images else ""),
-        f"# {title}\n",
-        f"An ensemble of {len(detector.ensemble)} members{_trunk(detector)} that predicts one of "
-        f"{len(detector.classes)} classes and whether {'an image' if images else 'a sample'} is out of "
-        f"distribution. Made by dissensus {config.version}.\n",
-        "## Use\n",
-        (IMAGES if images else FEATURES).format(title=title, width=width),
-        "## Classes\n",
-        _classes(detector.classes) + "\n",
-        "## Calibration\n",
-        _calibration(detector) + "\n",
-        "## Measured\n",
-        _measured(run) + "\n",
-        "## Training\n",
-        _table(("setting", "value"), [(key, _plain(value)) for key, value in config.training.items()]),
-    ]
-    return "\n".join(parts)
-
-
-def _trunk(detector: Detector) -> str:
     about = detector.backbone_info
-    if about is None:
-        return ", on features,"
-    return f" on the frozen trunk of {about['name']} at {about['size']} px"
+    width = (detector.ensemble.about or {}).get("features", "D")
+    return CARD.format(
+        pipeline="" if about is None else "pipeline_tag: image-classification\n",
+        title=title,
+        members=len(detector.ensemble),
+        trunk=", on features," if about is None else f" on the frozen trunk of {about['name']} at {about['size']} px",
+        count=len(detector.classes),
+        sample="a sample" if about is None else "an image",
+        version=config.version,
+        input=f"features):  # (N, {width}) float32" if about is None else '["photo.jpg"]):',
+        classes=_classes(detector.classes),
+        calibration=_calibration(detector),
+        measured=_measured(run),
+        training=_table(("setting", "value"), [(key, _plain(value)) for key, value in config.training.items()]),
+    )
 
 
 def _classes(names: tuple[str, ...]) -> str:
@@ -104,12 +70,9 @@ def _plain(value: Any) -> str:
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *(tuple(map(_cell, row)) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: str) -> str:
     """Text on one line, with Markdown's marks escaped."""
-    plain = " ".join(value.split())
-    for mark in "\\|`*_[]<>":
-        plain = plain.replace(mark, "\\" + mark)
-    return plain
+    return re.sub(r"([\\|`*_\[\]<>])", r"\\\1", " ".join(value.split()))

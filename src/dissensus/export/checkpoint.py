@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,53 +22,26 @@ from dissensus._core.files import assembling
 from dissensus.backbones import LITES, Backbone, surgery, weights
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.detector import Detector
-from dissensus.export.targets import Written, check_file, register
+from dissensus.export.parity import TOLERANCE
+from dissensus.export.targets import MARK, Written, check_file, register
 from dissensus.models import tails
 from dissensus.training.run import Run
 
-TOLERANCE = 1e-4
 SAMPLES = 4  # images on which the model must agree with soup(trunk(x))
-MARK = "dissensus"  # the metadata key of files written here
 REMEDY = "export it to onnx or hub"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A file that timm loads, and how to load it."""
-
-    path: Path
-    architecture: str
-    options: Mapping[str, Any]
-    transform: Preprocessing
-
-    @property
-    def code(self) -> str:
-        """The lines of Python that load the model and its preprocessing."""
-        t = self.transform
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        squash = ', crop_mode="squash"' if t.squash else ""
-        return (
-            f"model = timm.create_model({self.architecture!r}{options}, checkpoint_path={str(self.path)!r}).eval()\n"
-            f"transform = timm.data.create_transform((3, {t.size}, {t.size}), mean={t.mean}, std={t.std}, "
-            f"interpolation={t.interpolation!r}, crop_pct={t.crop:g}{squash})"
-        )
 
 
 @register("timm")
 def to_timm(run: Run, out: Path) -> Written:
     """A timm checkpoint of the soup, the mean of the members' weights; it classifies, but detects nothing."""
     detector = Detector.load(run.folder)
-    checkpoint = write(detector, out)
+    code = write(detector, out)
     usage = f"the mean of {len(detector.ensemble)} members' weights, checked against PyTorch"
-    return Written(out, usage, checkpoint.code)
+    return Written(out, usage, code)
 
 
-def write(detector: Detector, out: Path) -> Checkpoint:
-    """Write the soup of the detector's ensemble, on its trunk, as a .safetensors file that timm loads.
-
-    Raises:
-        DissensusError: If the trunk is unknown, or timm's model cannot hold the tail.
-    """
+def write(detector: Detector, out: Path) -> str:
+    """Write trunk and soup as a .safetensors file; return the lines of Python that load it."""
     check_file(out, ".safetensors", _is_export)
     if detector.backbone_info is None:
         raise DissensusError(
@@ -95,7 +67,17 @@ def write(detector: Detector, out: Path) -> Checkpoint:
         difference = _difference(loaded, backbone, soup)
         if not difference <= TOLERANCE:
             raise _cannot_hold(f"with it, timm's {architecture} differs from the soup by {difference:.1g}")
-    return Checkpoint(out, architecture, options, backbone.transform)
+    return _code(out, architecture, options, backbone.transform)
+
+
+def _code(path: Path, architecture: str, options: Mapping[str, Any], t: Preprocessing) -> str:
+    arguments = "".join(f", {name}={value!r}" for name, value in options.items())
+    squash = ', crop_mode="squash"' if t.squash else ""
+    return (
+        f"model = timm.create_model({architecture!r}{arguments}, checkpoint_path={str(path)!r}).eval()\n"
+        f"transform = timm.data.create_transform((3, {t.size}, {t.size}), mean={t.mean}, std={t.std}, "
+        f"interpolation={t.interpolation!r}, crop_pct={t.crop:g}{squash})"
+    )
 
 
 @torch.inference_mode()

@@ -46,14 +46,13 @@ class Members(nn.Module):
     def __init__(self, ensemble: Ensemble) -> None:
         super().__init__()
         self.count = len(ensemble)
-        each = [ensemble.member(i) for i in range(self.count)]
+        self.each = nn.ModuleList(ensemble.member(i) for i in range(self.count))
         if type(ensemble.tail) is tails.Linear:  # one matrix product for all members
             M, C, D = ensemble.tail.weight.shape
             together = nn.Linear(D, M * C)
             together.weight.data = ensemble.tail.weight.detach().reshape(M * C, D)
             together.bias.data = ensemble.tail.bias.detach().reshape(M * C)
-            each = [together]
-        self.each = nn.ModuleList(each)
+            self.each = nn.ModuleList([together])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (M, B, C)."""
@@ -97,10 +96,8 @@ class Rule(nn.Module):
     def _score(self, values: list[Tensor]) -> Tensor:
         if len(values) == 1:
             return values[0]
-        parts = []
-        for i, value in enumerate(values):
-            parts.append(getattr(self, f"evidence{i}")[_lower(getattr(self, f"reference{i}")[None], value)])
-        return torch.stack(parts).sum(0).float()
+        lower = [_lower(getattr(self, f"reference{i}")[None], value) for i, value in enumerate(values)]
+        return torch.stack([getattr(self, f"evidence{i}")[rank] for i, rank in enumerate(lower)]).sum(0).float()
 
 
 def plain(name: str) -> Callable[[Tensor], Tensor]:

@@ -32,18 +32,9 @@ def to_hub(run: Run, out: Path) -> Written:
 
 
 def write(detector: Detector, run: Run, out: Path) -> None:
-    """Write the detector of a run into a new folder, with everything it needs to predict elsewhere.
-
-    Args:
-        detector: The detector.
-        run: The run that it was loaded from.
-        out: A new or an empty folder.
-
-    Raises:
-        DissensusError: If the folder is not empty or cannot be written.
-    """
+    """Write the detector of a run into a new folder, with everything it needs to predict elsewhere."""
     check_folder(out)
-    document = config(detector, run)
+    document = _config(detector, run)
     with assembling(out) as folder:
         make_folder(folder)
         detector.ensemble.save(folder / ENSEMBLE)
@@ -58,8 +49,7 @@ def write(detector: Detector, run: Run, out: Path) -> None:
         pretrained.read(folder)  # a folder that cannot be read back is not published
 
 
-def config(detector: Detector, run: Run) -> HubDocument:
-    """Return config.json: what `pretrained.read` needs, and how the run was trained."""
+def _config(detector: Detector, run: Run) -> HubDocument:
     names = [f.name for f in fields(Settings)] + ["tail"]
     return HubDocument(
         version=__version__,

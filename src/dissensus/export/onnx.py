@@ -24,11 +24,10 @@ from dissensus.backbones import engines, tracing
 from dissensus.detection.detector import Detector
 from dissensus.export import parity
 from dissensus.export.graph import OUTPUTS, Graph, plain
-from dissensus.export.targets import Written, check_file, register
+from dissensus.export.targets import MARK, Written, check_file, register
 from dissensus.training.run import Run
 
 BATCH_SIZES = (1, 2, 13)  # of the batches on which the file must agree with PyTorch
-MARK = "dissensus"  # the metadata key of files written here
 
 
 @register("onnx")
@@ -40,22 +39,11 @@ def to_onnx(run: Run, out: Path, *, input: str | None = None) -> Written:
             f"--input images needs a trunk; {run.folder} was trained on features that name none: use --input features"
         )
     write(detector, out, images=None if input is None else input == "images")
-    usage = "for ONNX Runtime, checked against PyTorch"
-    return Written(out, usage, uncalibrated=detector.threshold is None)
+    return Written(out, "for ONNX Runtime, checked against PyTorch", uncalibrated=detector.threshold is None)
 
 
 def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
-    """Write the detector as one .onnx file that takes batches of any size.
-
-    Args:
-        detector: What to write.
-        out: The file, .onnx.
-        images: Whether the file takes pixels, with normalisation and trunk inside, or features; None: pixels if the
-            detector has a trunk.
-
-    Raises:
-        DissensusError: If the detector cannot be traced, or the file's outputs differ from PyTorch's by more than 1e-4.
-    """
+    """Write one .onnx file that takes pixels, trunk inside, or features; None: pixels if the detector has a trunk."""
     extras.require("onnx", "an export to ONNX")
     check_file(out, ".onnx", _is_export)
     images = detector.backbone_info is not None if images is None else images
@@ -63,16 +51,16 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     samples = _samples(detector, images=images)
     graph = Graph(detector, images=images)
     with assembling(out) as path:
-        _save(graph, samples[: BATCH_SIZES[1]], path, about=metadata(detector, images=images))
+        _save(graph, samples[: BATCH_SIZES[1]], path, _metadata(detector, images=images))
         session = tracing.session(path)
         for batch in torch.split(samples, list(BATCH_SIZES)):
             parity.check(detector, logits_of(detector, batch, images=images), session(batch))
 
 
-def metadata(detector: Detector, *, images: bool) -> dict[str, str]:
+def _metadata(detector: Detector, *, images: bool) -> dict[str, str]:
     """The file's metadata, as text; values that are not plain words are JSON."""
     rule = detector.threshold
-    about: dict[str, str] = {
+    about = {
         MARK: __version__,
         "input": "images" if images else "features",
         "classes": json.dumps(detector.classes),
@@ -80,7 +68,7 @@ def metadata(detector: Detector, *, images: bool) -> dict[str, str]:
         "aggregate": detector.aggregate,
     }
     if images:
-        about["preprocessing"] = json.dumps(preprocessing(detector))
+        about["preprocessing"] = json.dumps(_preprocessing(detector))
     if rule is not None:
         limits = [float(limit) for limit in rule.calibrated.thresholds(rule.false_alarms)]
         about["threshold"] = json.dumps(limits if rule.calibrated.by_class else limits[0])
@@ -89,7 +77,7 @@ def metadata(detector: Detector, *, images: bool) -> dict[str, str]:
     return about
 
 
-def preprocessing(detector: Detector) -> dict[str, Any]:
+def _preprocessing(detector: Detector) -> dict[str, Any]:
     """The steps from an image to the trunk's input, in order."""
     known = detector.backbone.transform
     resize = {"resize": int(known.size / known.crop), "squash": known.squash, "interpolation": known.interpolation}
@@ -121,7 +109,7 @@ def _samples(detector: Detector, *, images: bool) -> Tensor:
     return pixels if images else engines.create("eager", detector.backbone)(pixels)
 
 
-def _save(graph: Graph, batch: Tensor, path: Path, *, about: Mapping[str, str]) -> None:
+def _save(graph: Graph, batch: Tensor, path: Path, about: Mapping[str, str]) -> None:
     outputs = OUTPUTS if graph.rule is not None else OUTPUTS[:4]
     try:
         program = tracing.convert(graph, batch, [about["input"]], outputs)

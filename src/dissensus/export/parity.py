@@ -28,7 +28,7 @@ def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> 
     _close("logits", outputs["logits"], logits.mean(0))
     _close("member_probs", outputs["member_probs"], logits.softmax(-1))
     rule = detector.threshold
-    low, high = bounds(("pds",) if rule is None else rule, logits)
+    low, high = _bounds(rule, logits)
     _within("score", outputs["score"], low, high)
     if rule is None:
         return
@@ -39,15 +39,15 @@ def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> 
     _same("verdict", outputs["verdict"][clear], (low > limit)[clear])
 
 
-def bounds(rule: Threshold | tuple[str, ...], logits: Tensor) -> tuple[Tensor, Tensor]:
+def _bounds(rule: Threshold | None, logits: Tensor) -> tuple[Tensor, Tensor]:
     """The lowest and the highest combined score, each (B,), of scores within the tolerance."""
-    names, references = (rule.scores, rule.references) if isinstance(rule, Threshold) else (rule, ())
+    names = ("pds",) if rule is None else rule.scores
     values = [scores.SCORES[name](logits).float() for name in names]
     slack = [TOLERANCE * value.abs().clamp(min=1) for value in values]
     low, high = ([v + sign * s for v, s in zip(values, slack, strict=True)] for sign in (-1, 1))
-    if len(names) == 1:
+    if rule is None or len(names) == 1:
         return low[0], high[0]
-    return conformal.evidence(references, low), conformal.evidence(references, high)
+    return conformal.evidence(rule.references, low), conformal.evidence(rule.references, high)
 
 
 def _close(name: str, got: Tensor, expected: Tensor) -> None:

@@ -19,6 +19,7 @@ from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.registry import Registry
 from dissensus.training.run import Run
 
+MARK = "dissensus"  # the metadata key of files written here
 REMEDY = "choose another --out, or remove it yourself"
 
 
