@@ -1,4 +1,4 @@
-"""Thresholds on disk: what is written is read, and whatever else stands there is one line."""
+"""Thresholds on disk: what is written is read, and damaged files raise one line."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ IDENTITY = Identity(ensemble="a", backbone=None)
 def calibrated(by_class: bool = False) -> Threshold:
     values = {"pds": torch.arange(100.0), "bma": torch.arange(100.0) ** 2}
     labels = torch.arange(100) % 2 if by_class else None
-    return Threshold.calibrate(["pds", "bma"], values, labels, ["cat", "dog"], 0.1)
+    return Threshold.calibrate(values, 0.1, labels, ["cat", "dog"])
 
 
-def test_it_tells_its_rule():
+def test_repr_states_the_rule():
     assert repr(calibrated()) == "Threshold(out if pds+bma > 4.28; 10% false alarms, n = 50)"
-    by_class = Threshold.calibrate(["pds"], {"pds": torch.arange(100.0)}, torch.arange(100) % 2, ["cat", "dog"], 0.05)
+    by_class = Threshold.calibrate({"pds": torch.arange(100.0)}, 0.05, torch.arange(100) % 2, ["cat", "dog"])
     assert repr(by_class) == "Threshold(out if pds > 96 to 97 by predicted class; 5% false alarms, n = 100)"
 
 
@@ -92,8 +92,8 @@ def test_the_command_refuses_a_damaged_calibration(tmp_path, capsys):
     document = json.loads(path.read_text())
     for field, kind, text in damages(document):
         path.write_text(text)
-        told = refuse(capsys, "predict", run, tmp_path / "features")
-        assert "calibrate again" in told, (field, kind)
+        message = refuse(capsys, "predict", run, tmp_path / "features")
+        assert "calibrate again" in message, (field, kind)
     path.write_text(json.dumps(document))
     (run / "detector.safetensors").write_bytes(b"\xff" * 100)
     assert "detector.safetensors is damaged" in refuse(capsys, "predict", run, tmp_path / "features")

@@ -19,7 +19,7 @@ from torch import Tensor
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.backbones import Backbone
 from dissensus.detection import pretrained
-from dissensus.detection.members import BATCH, Members, class_names
+from dissensus.detection.members import BATCH, Members
 from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
 from dissensus.detection.threshold import Identity, Threshold, check_count, combine, score_names
 from dissensus.detection.verdicts import Verdict, Verdicts
@@ -34,7 +34,7 @@ class Detector:
     """Ensemble, aggregate, score and threshold: samples in, verdicts out.
 
     Args:
-        ensemble: The members.
+        ensemble: The members; put into eval mode.
         classes: Names of the classes; those without a name are numbered.
         backbone: The backbone of the training features, or its description, from which it is created when the first
             image is given. Without one the detector takes features only.
@@ -60,7 +60,8 @@ class Detector:
     ) -> None:
         aggregates.of_kind("logits").check(aggregate)
         self.members = Members(ensemble, backbone, engine)
-        self.classes = class_names(classes, ensemble.classes)
+        self.ensemble, self.backbone_info = ensemble, self.members.backbone_info
+        self.classes = _class_names(classes, ensemble.classes)
         self.aggregate, self.threshold = aggregate, threshold
         self.trained_on = dict(trained_on or {})
 
@@ -73,7 +74,7 @@ class Detector:
         Args:
             run: A run folder.
             calibrated: Load the calibration too, if the run has one; False to calibrate again.
-            engine: How the trunk runs: "eager", or "onnx", which is faster on CPUs.
+            engine: How the trunk runs, see `Detector`.
             device: Where to run.
 
         Raises:
@@ -103,15 +104,7 @@ class Detector:
         Raises:
             RunError: If there is none, or it is damaged.
         """
-        parts = pretrained.read(where, revision)
-        return cls(
-            parts.ensemble,
-            parts.config.classes,
-            backbone=parts.backbone,
-            aggregate=parts.config.aggregate,
-            threshold=parts.threshold,
-            trained_on=parts.config.trained_on.model_dump(),
-        )
+        return cls(**pretrained.read(where, revision))
 
     def save(self, run: PathLike) -> None:
         """Save the calibration in the folder of the run that the ensemble is from.
@@ -153,19 +146,9 @@ class Detector:
         return self
 
     @property
-    def ensemble(self) -> Ensemble:
-        """The members' tails."""
-        return self.members.ensemble
-
-    @property
     def backbone(self) -> Backbone:
         """The frozen trunk and its preprocessing; raises `DissensusError` if the detector takes features only."""
         return self.members.backbone
-
-    @property
-    def backbone_info(self) -> Mapping[str, Any] | None:
-        """The description of the backbone; None if the detector takes features only."""
-        return self.members.backbone_info
 
     def calibrate(
         self,
@@ -208,15 +191,13 @@ class Detector:
                 "agree most: there will be more false alarms than allowed",
                 stacklevel=2,
             )
-        values: dict[str, list[Tensor]] = {name: [] for name in names}
-        labels: list[Tensor] = []
+        values, labels = list[Tensor](), list[Tensor]()
         for logits in self.members.logits(resolved, progress):
-            for name in names:
-                values[name].append(combine([name], (), logits))
+            values.append(torch.stack([combine([name], (), logits) for name in names]))
             labels.append(self._log_probs(logits).argmax(-1).cpu())
-        each = {name: torch.cat(parts) for name, parts in values.items()}
-        by = torch.cat(labels) if by_class else None
-        self.threshold = Threshold.calibrate(names, each, by, self.classes, false_alarms)
+        by_name = dict(zip(names, torch.cat(values, 1), strict=True))
+        by_label = torch.cat(labels) if by_class else None
+        self.threshold = Threshold.calibrate(by_name, false_alarms, by_label, self.classes)
         return self
 
     def was_trained_on(self, samples: object) -> bool:
@@ -293,3 +274,12 @@ class Detector:
     def _log_probs(self, logits: Tensor) -> Tensor:
         log_probs: Tensor = aggregates.AGGREGATES[self.aggregate](logits)
         return log_probs
+
+
+def _class_names(names: Sequence[str], count: int | None) -> tuple[str, ...]:
+    """Return a name for each of `count` classes; those without one are numbered."""
+    if count is None and not names:
+        raise DissensusError("a custom tail needs the names of its classes; got none: give classes=[...]")
+    if count is not None and len(names) > count:
+        raise DissensusError(f"a class needs a logit; the tail has {count}, got {len(names)} names: check them")
+    return (*names, *(str(c) for c in range(len(names), count or 0)))

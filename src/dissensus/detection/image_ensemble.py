@@ -6,12 +6,11 @@ import os
 
 from torch import Tensor, nn
 
-from dissensus import backbones
 from dissensus._core.errors import RunError
 from dissensus.backbones import Backbone
 from dissensus.backbones.transforms import Preprocessing
+from dissensus.detection.detector import Detector
 from dissensus.models.ensemble import Ensemble
-from dissensus.training.run import Run
 
 
 class ImageEnsemble(nn.Module):
@@ -47,15 +46,13 @@ class ImageEnsemble(nn.Module):
         Raises:
             RunError: If there is no finished run, or it was trained on features that name no backbone.
         """
-        opened = Run.open(run)
-        info = opened.settings.get("backbone")
-        if info is None:
+        detector = Detector.load(run, calibrated=False)
+        if detector.backbone_info is None:
             raise RunError(
                 f"images need a trunk; {run} was trained on features that name none: extract them with "
                 "dissensus extract, or join the two with ImageEnsemble(backbone, ensemble)"
             )
-        ensemble = Ensemble.load(opened.ensemble_folder)
-        return cls(backbones.restore(info), ensemble, tuple(opened.settings["classes"]))
+        return cls(detector.backbone, detector.ensemble, detector.classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (M, B, C)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -23,14 +23,7 @@ BATCH = 64  # images
 
 
 class Members:
-    """An ensemble and, for images, the backbone of its training features.
-
-    Args:
-        ensemble: The ensemble; put into eval mode.
-        backbone: The backbone, or its description, from which it is created when the first image is given; None for
-            features only.
-        engine: How the trunk runs: "eager", or "onnx", which is faster on CPUs.
-    """
+    """An ensemble and, for images, the backbone of its training features; arguments as for `Detector`."""
 
     def __init__(self, ensemble: Ensemble, backbone: Backbone | Mapping[str, Any] | None, engine: str) -> None:
         self.ensemble, self.engine = ensemble.eval(), engine
@@ -69,22 +62,14 @@ class Members:
 
     @torch.inference_mode()
     def __call__(self, features: Tensor) -> Tensor:
-        """Return the logits (M, B, C) of features (B, ...).
-
-        Raises:
-            DataError: If they are not finite.
-        """
+        """Return the logits (M, B, C) of features (B, ...); raise if they are not finite."""
         logits: Tensor = self.ensemble(features.to(self.device))
         if not bool(logits.isfinite().all()):
             raise DataError("logits must be finite; some are not: check the features for huge values")
         return logits
 
     def logits(self, samples: Resolved, progress: bool = False) -> Iterator[Tensor]:
-        """Yield the logits (M, b, C) of samples, batch by batch.
-
-        Raises:
-            DissensusError: If features do not fit the ensemble, or an image cannot be read.
-        """
+        """Yield the logits (M, b, C) of samples, batch by batch; raise if an image cannot be read."""
         source = samples.source
         batches = self._rows(source) if isinstance(source, FeatureSet) else self._encode(source)
         hidden = None if progress else True
@@ -102,18 +87,4 @@ class Members:
 
     def _encode(self, images: Any) -> Iterator[Tensor]:
         with self.encoder.stream(images, batch_size=BATCH, strict=True) as batches:
-            for _, features in batches:
-                yield features
-
-
-def class_names(names: Sequence[str], count: int | None) -> tuple[str, ...]:
-    """Return a name for each of `count` classes; those without one are numbered.
-
-    Raises:
-        DissensusError: If there are more names than classes, or neither names nor a known number of classes.
-    """
-    if count is None and not names:
-        raise DissensusError("a custom tail needs the names of its classes; got none: give classes=[...]")
-    if count is not None and len(names) > count:
-        raise DissensusError(f"a class needs a logit; the tail has {count}, got {len(names)} names: check them")
-    return (*names, *(str(c) for c in range(len(names), count or 0)))
+            yield from (features for _, features in batches)

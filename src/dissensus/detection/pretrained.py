@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
@@ -60,29 +60,8 @@ class HubDocument(Document):
     training: dict[str, JsonValue]
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """The parts of a detector.
-
-    Attributes:
-        ensemble: The members.
-        config: What config.json says.
-        backbone: The trunk; None if the detector takes features only.
-        threshold: The calibration, if there is one.
-    """
-
-    ensemble: Ensemble
-    config: HubDocument
-    backbone: Backbone | None
-    threshold: Threshold | None
-
-
-def read(where: str | os.PathLike[str], revision: str | None = None) -> Pretrained:
-    """Read the parts of a detector; weights are checked by fingerprint.
-
-    Args:
-        where: A folder, or OWNER/NAME on the hub.
-        revision: Branch, tag or commit of the repository.
+def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str, Any]:
+    """Return the arguments of `Detector` from a folder or a hub repository; weights are checked by fingerprint.
 
     Raises:
         RunError: If there is no detector, or it is damaged.
@@ -106,13 +85,19 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> Pretrain
         aggregates.of_kind("logits").check(config.aggregate)
     except UnknownNameError as error:
         raise RunError(f"{folder / CONFIG} names an {error}; register it first, or {REMEDY}") from error
-    backbone = None if config.backbone is None else _backbone(folder, config, ensemble)
     about = config.backbone
     identity = Identity(ensemble=config.fingerprint, backbone=None if about is None else about.fingerprint)
     threshold = Threshold.load(folder, identity, remedy=REMEDY)
     if config.calibrated and threshold is None:
         raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")
-    return Pretrained(ensemble, config, backbone, threshold)
+    return {
+        "ensemble": ensemble,
+        "classes": config.classes,
+        "backbone": None if about is None else _backbone(folder, about, ensemble, config.classes),
+        "aggregate": config.aggregate,
+        "threshold": threshold,
+        "trained_on": config.trained_on.model_dump(),
+    }
 
 
 def _find(where: str | os.PathLike[str], revision: str | None) -> Path:
@@ -141,10 +126,8 @@ def _reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
 
 
-def _backbone(folder: Path, config: HubDocument, ensemble: Ensemble) -> Backbone:
+def _backbone(folder: Path, about: BackboneDescription, ensemble: Ensemble, classes: tuple[str, ...]) -> Backbone:
     """Return the backbone with the trunk's weights in the folder; the soup of the members is its tail."""
-    about = config.backbone
-    assert about is not None
     state = tensors.read(folder / TRUNK, remedy=REMEDY)
     try:
         bare = backbones.create(about.name, weights.RANDOM, about.layers, size=about.size, crop=about.crop)
@@ -157,7 +140,7 @@ def _backbone(folder: Path, config: HubDocument, ensemble: Ensemble) -> Backbone
         bare,
         tail=ensemble.soup().eval().requires_grad_(False),
         transform=transform,
-        classes=config.classes,
+        classes=classes,
         source=str(folder.resolve()),
     )
     if backbone.fingerprint != about.fingerprint:

@@ -32,23 +32,14 @@ KINDS = (
 
 
 class Resolved(NamedTuple):
-    """Samples in one of the forms that are run.
-
-    Attributes:
-        source: Features; or an `ImageSet`, paths, or images in memory.
-        names: One name for each sample; empty if they are just numbered.
-    """
+    """Samples in one of the forms that are run, and their names; without names they are numbered."""
 
     source: FeatureSet | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
     names: tuple[str, ...] = ()
 
 
 def resolve(samples: Samples) -> Resolved:
-    """Find out what was given.
-
-    Raises:
-        DataError: If it is nothing that a detector takes, or empty.
-    """
+    """Return samples of any form as features or images; raise if a detector does not take them, or there are none."""
     if isinstance(samples, FeatureSet):
         return Resolved(samples)
     if isinstance(samples, ImageSet):
@@ -69,11 +60,7 @@ def resolve(samples: Samples) -> Resolved:
 
 
 def stream_of(samples: Samples | Iterable[PathLike]) -> FeatureSet | ImageSet | Iterator[str]:
-    """Return what `Detector.stream` runs on: features, a set of images, or an iterator of any number of paths.
-
-    Raises:
-        DataError: If it is none of these.
-    """
+    """Return what `Detector.stream` runs on: features, a set of images, or an iterator of any number of paths."""
     if isinstance(samples, FeatureSet | ImageSet):
         return samples
     if isinstance(samples, str | os.PathLike):

@@ -61,36 +61,34 @@ class Threshold:
     @classmethod
     def calibrate(
         cls,
-        names: Sequence[str],
         values: Mapping[str, Tensor],
-        labels: Tensor | None,
-        classes: Sequence[str],
         false_alarms: float,
+        labels: Tensor | None = None,
+        classes: Sequence[str] = (),
     ) -> Threshold:
         """Calibrate on the scores of held-out ID samples.
 
         Args:
-            names: The scores to use.
-            values: Scores (n,) by name.
-            labels: Predicted labels (n,) for one limit per class; None for one limit in all.
-            classes: Names of the classes.
+            values: Scores (n,) by name; several are combined.
             false_alarms: The share of ID samples that may be called out.
+            labels: Predicted labels (n,), for one limit per class.
+            classes: Names of the classes, for one limit per class.
 
         Raises:
             DissensusError: If the rate is not in (0, 1), or needs more samples.
         """
         conformal.check_rate(false_alarms)
-        each = [values[name].float() for name in names]
+        each = [value.float() for value in values.values()]
         references: tuple[Tensor, ...] = ()
         final = each[0]
-        if len(names) > 1:
+        if len(each) > 1:
             # Shuffled, so that both halves are alike whatever the order of the samples.
             order = torch.randperm(len(final), generator=torch.Generator().manual_seed(0))
             first, second = order[::2], order[1::2]
             references = tuple(v[first].sort().values for v in each)
             final = conformal.evidence(references, [v[second] for v in each])
             labels = None if labels is None else labels[second]
-        threshold = cls(tuple(names), false_alarms, Calibrated.of(final, labels, len(classes)), references)
+        threshold = cls(tuple(values), false_alarms, Calibrated.of(final, labels, len(classes)), references)
         threshold.calibrated.check(false_alarms, classes)
         return threshold
 

@@ -111,7 +111,7 @@ class Verdicts:
 
     def __getitem__(self, i: int | slice) -> Verdict | list[Verdict]:
         if isinstance(i, slice):
-            return [self[place] for place in range(*i.indices(len(self)))]
+            return [self[row] for row in range(*i.indices(len(self)))]
         label = int(self.label[i])
         return Verdict(
             name=self.names[i] if self.names else str(i % len(self)),
@@ -156,24 +156,9 @@ class Verdicts:
     @classmethod
     def concatenate(cls, parts: Sequence[Verdicts]) -> Verdicts:
         """Join the verdicts of several batches."""
-        first = parts[0]
-
-        def join(name: str, dim: int = 0) -> Any:
-            if getattr(first, name) is None:
-                return None
-            return torch.cat([getattr(part, name) for part in parts], dim)
-
-        return cls(
-            label=join("label"),
-            confidence=join("confidence"),
-            score=join("score"),
-            votes=join("votes", 1),
-            classes=first.classes,
-            p_value=join("p_value"),
-            threshold=join("threshold"),
-            out=join("out"),
-            names=tuple(name for part in parts for name in part.names),
-        )
+        tensors = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
+        joined: Any = {name: torch.cat([getattr(part, name) for part in parts], dim=-1) for name in tensors}
+        return replace(parts[0], **joined)
 
 
 def frame(verdicts: Iterable[Verdict], members: int) -> pd.DataFrame:

@@ -156,7 +156,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), self.score_name, None
         if len(held_out):
             found = {self.score_name: torch.from_numpy(self._ood_score(samples[held_out]))}
-            self.threshold_ = Threshold.calibrate([self.score_name], found, None, (), self.false_alarms)
+            self.threshold_ = Threshold.calibrate(found, self.false_alarms)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
