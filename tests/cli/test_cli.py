@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 from dissensus import __version__, suites
-from dissensus.cli import VERBS, main
+from dissensus.cli import COMMANDS, main, parser
+from dissensus.cli.lists import LISTS
+from dissensus.training import Run
+from dissensus.training.options import TUNABLE
 from tests.commands import refuse, run
 from tests.conftest import blobs
 
@@ -107,14 +111,13 @@ def test_flags_are_written_with_hyphens_or_underscores(tmp_path, capsys):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["batch_size"] == 128
 
 
-@pytest.mark.parametrize("what", ["methods", "scores", "aggregates", "suites", "tails"])
+@pytest.mark.parametrize("what", [name for name in LISTS if name not in ("backbones", "corruptions")])
 def test_list(what, capsys):
     code, out, _ = run(capsys, "list", what)
     assert code == 0
     names = [line.split()[0] for line in out.splitlines()]
-    assert {"methods": "sed-a2d", "scores": "pds", "aggregates": "vote", "suites": "digits", "tails": "mlp"}[
-        what
-    ] in names
+    known = {"methods": "sed-a2d", "scores": "pds", "aggregates": "vote", "suites": "digits", "tails": "mlp"}
+    assert what not in known or known[what] in names
     assert all(len(line.split()) > 3 for line in out.splitlines()), "every name is explained"
 
 
@@ -127,21 +130,22 @@ def test_list(what, capsys):
         (["train", "digits", "--out", "{}/run", "--tail", "lin"], "unknown tail 'lin': did you mean 'linear'"),
         (["train", "digits", "--out", "{}/run", "--active", "9"], "active=9 with members=5"),
         (["train", "digits", "--out", "{}/run", "--active", "1"], "nobody to disagree with"),
-        (["train", "digits", "--out", "{}/run", "--epochs", "many"], "--epochs cannot be 'many'"),
-        (["train", "digits", "--out", "{}/run", "--epoch", "3"], "did you mean --epochs?"),
+        (["train", "digits", "--out", "{}/run", "--epochs", "many"], "--epochs must be a whole number; got 'many'"),
+        (["train", "digits", "--out", "{}/run", "--epoch", "3"], "did you mean '--epochs'?"),
         (["train", "digits", "--out", "{}/run", "--precision", "8"], "precision must be one of"),
-        (["train", "digits", "--out", "{}/run", "--devices", "0"], "devices and num_nodes must be at least 1"),
+        (["train", "digits", "--out", "{}/run", "--devices", "0"], "devices must be at least 1; got 0"),
         (["train", "digits", "--out", "{}/run", "--members", "0"], "at least one member"),
         (["train", "digits", "--out", "{}/run", "--accelerator", "tpu"], "cannot run on accelerator=tpu"),
         (["train", "digits", "--out", "{}/run", "--members", "100000000000"], "too little memory"),
         (["train", "digits", "--out", "{}/" + "a" * 300], "File name too long"),
         (["train", "digits", "--out", ""], "must name something"),
-        (["train", "digits"], "required, but not given: out"),
+        (["train", "digits"], "required, but not given: --out"),
         (["evaluate", "{}/nowhere", "--suite", "digits"], "no such folder; train one with"),
         (["evaluate", "{}", "--suite", "digits"], "is not a run"),
-        (["list", "colours"], "colours"),
-        (["trane"], "trane"),
-        ([], "was not provided"),
+        (["list", "score"], "unknown list 'score': did you mean 'scores'"),
+        (["trian"], "unknown command 'trian': did you mean 'train'?"),
+        (["--loud"], "a command is required"),
+        ([], "a command is required, such as: dissensus demo"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys):
@@ -163,6 +167,50 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     info = json.loads((trained / "run.json").read_text()) | {"status": "running"}
     (tmp_path / "half" / "run.json").write_text(json.dumps(info))
     assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")
+
+
+def test_a_config_takes_dashes_and_underscores_and_arguments_of_every_kind(tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", features=blobs().rows(slice(None)).numpy(), labels=blobs().labels.numpy())
+    (tmp_path / "c.yaml").write_text(
+        f"features: {tmp_path / 'x.npz'}\nout: {tmp_path / 'run'}\nlabel-smoothing: 0.1\nbatch_size: 64\nlr: 1e-2\n"
+        "epochs: 1\nprogress: false\nclip: null\n"
+    )
+    code, out, _ = run(capsys, "train", f"--config={tmp_path / 'c.yaml'}", "--batch_size", "32")
+    assert (code, out.strip()) == (0, str(tmp_path / "run"))
+    settings = Run.open(tmp_path / "run").settings
+    assert (settings["label_smoothing"], settings["batch_size"], settings["lr"]) == (0.1, 32, 0.01)
+    (tmp_path / "r.yaml").write_text("paths: [a, b]\nscore: bma\n")
+    name, arguments = parser.parse(["report", "--config", str(tmp_path / "r.yaml")])
+    assert (name, arguments["paths"], arguments["score"]) == ("report", ["a", "b"], "bma")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", "unknown option in {} 'epoch': did you mean 'epochs'"),
+        ("epochs: many", "epochs in {} must be a whole number; got 'many'"),
+        ("epochs: [1, 2]", "epochs in {} must be one value; got [1, 2]"),
+        ("lr: {a: 1}", "lr in {} must be one value; got {'a': 1}"),
+        ("resume: 3", "resume in {} must be true or false; got 3"),
+        ("init: fast", "init in {} must be one of random, pretrained; got 'fast'"),
+        ("- 1", "--config must map options to values; {} holds [1]"),
+        ("", "--config must map options to values; {} holds None"),
+        ("a: [", "--config must be a YAML file; {} is not"),
+        ("a: 2024-13-45", "--config must be a YAML file; {} is not"),
+    ],
+)
+def test_a_wrong_config_is_one_line(text, message, tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    line = refuse(capsys, "train", "digits", "--out", tmp_path / "run", "--config", path)
+    assert message.replace("{}", str(path)) in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_that_is_missing_is_one_line(tmp_path, capsys):
+    line = refuse(capsys, "train", "digits", "--out", tmp_path / "run", "--config", tmp_path / "no.yaml")
+    assert "cannot be read: No such file" in line
+    assert "--config needs a value" in refuse(capsys, "train", "digits", "--out", tmp_path / "run", "--config")
 
 
 def test_a_config_that_is_not_text_is_refused(tmp_path, capsys):
@@ -201,24 +249,69 @@ def test_bad_npz_files_are_named(tmp_path, capsys):
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_teaches(verb, capsys):
-    code, out, _ = run(capsys, verb, "--help")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_teaches(name, capsys):
+    code, out, _ = run(capsys, name, "--help")
     assert code == 0
-    assert f"Example: dissensus {verb}" in out
-    undocumented = [line for line in out.splitlines() if line.strip().startswith("--") and len(line.split()) == 1]
-    assert not undocumented
+    assert f"Example: dissensus {name}" in out
+    lines = out.splitlines()
+    bare = [i for i, line in enumerate(lines) if re.match(r"  --\S+( \S+)*$", line)]
+    assert all(lines[i + 1].startswith(" " * 20) for i in bare), "every flag is explained"
+    flags = re.findall(r"--[\w-]+", out)
+    assert flags
+    assert not [flag for flag in flags if "_" in flag], "flags are shown with dashes"
+
+
+def test_help_groups_flags_and_shows_defaults(capsys):
+    _, out, _ = run(capsys, "train", "--help")
+    headings = [line for line in out.splitlines() if re.fullmatch(r"[a-z ]+:", line)]
+    assert headings == ["positional arguments:", "options:", "training:", "output:", "devices:"]
+    text = " ".join(out.split())
+    assert "--lr X peak learning rate (default: 0.001)" in text
+    assert "--resume, --no-resume continue the run that the folder holds, if it is the same (default: yes)" in text
+    assert "by default as many as give every member --member-epochs" in text
+
+
+def test_every_training_option_is_a_flag_everywhere(capsys):
+    for name in ("train", "run", "study"):
+        _, out, _ = run(capsys, name, "--help")
+        assert all(f"--{option.replace('_', '-')} " in out for option in TUNABLE), name
+
+
+def test_list_says_what_can_be_listed(capsys):
+    _, out, _ = run(capsys, "list", "--help")
+    assert all(name in out for name in LISTS)
 
 
 def test_version_and_completion(capsys):
     assert run(capsys, "--version")[1].strip() == f"dissensus {__version__}"
-    code, out, _ = run(capsys, "--print_completion=shtab-bash")
+    code, out, _ = run(capsys, "--print-completion", "bash")
     assert code == 0
     assert "dissensus" in out
     assert "evaluate" in out
+    assert "--label-smoothing" in out
+    assert "unknown shell 'bush': did you mean 'bash'" in refuse(capsys, "--print-completion", "bush")
 
 
-def test_help_is_quick_because_torch_is_not_loaded():
-    code = "import sys; from dissensus.cli import build_parser; build_parser(); print('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["run", "--help"], ["list", "methods"], ["trian"]]
+)
+def test_what_needs_no_pytorch_does_not_load_it(arguments):
+    code = (
+        "import sys; from dissensus.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'pandas' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_python_m_dissensus():
+    done = subprocess.run(
+        [sys.executable, "-m", "dissensus", "list", "methods"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("single ")
+    wrong = subprocess.run([sys.executable, "-m", "dissensus", "trian"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("dissensus: error: unknown command 'trian': did you mean 'train'?")

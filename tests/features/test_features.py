@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.cli import main
-from dissensus.experiments.pipeline import new_ensemble
+from dissensus.experiments.runner import new_ensemble
 from dissensus.features import FeatureSet, FeatureWriter
 from dissensus.images import ImageSet
 from tests.damage import damages

@@ -19,8 +19,8 @@ from sklearn.metrics import roc_auc_score
 
 from dissensus import cli, fit, report
 from dissensus._core.errors import DissensusError
+from dissensus.cli import parser
 from dissensus.cli import report as verb
-from dissensus.cli.parser import Verb
 from dissensus.evaluation import saved
 from dissensus.evaluation._evaluate import measure, predict_sets
 from dissensus.evaluation.examples import Example
@@ -369,8 +369,7 @@ def test_commands_repeat_what_differs_from_the_defaults(runs):
         "method": "sed-a2d", "members": "4", "diversity": "0.1", "epochs": "3", "lr": "0.05", "seed": "1",
     }  # fmt: skip
     for command in reproduce.commands(found):
-        words = [cli.parser.underscored(word) for word in shlex.split(command)[1:]]
-        assert cli.build_parser().parse_args(words).verb in ("train", "evaluate")
+        assert parser.parse(shlex.split(command)[1:])[0] in ("train", "evaluate")
 
 
 def test_a_study_alone_makes_a_page(tmp_path):
@@ -485,8 +484,7 @@ def refuse(*paths: object, match: str, **options: object) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_verb_writes_the_page_and_exits_with_2_on_mistakes(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(cli.VERBS, "report", Verb(verb.report, verb.EXAMPLE, verb.PLAIN))
+def test_the_command_writes_the_page_and_exits_with_2_on_mistakes(runs, tmp_path, capsys):
     assert cli.main(["report", str(runs), "--out", str(tmp_path / "new" / "page.html"), "--score", "bma"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "new" / "page.html")
     assert "At a glance, by bma" in (tmp_path / "new" / "page.html").read_text()

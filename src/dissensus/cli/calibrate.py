@@ -7,22 +7,18 @@ import warnings
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say, share
-
-EXAMPLE = "dissensus calibrate runs/mine --id features/held-out --false-alarms 0.05"
-PLAIN: Arguments = {
-    "run": {"help": "a run folder that train, run or demo wrote"},
-    "--score": {"nargs": "+", "metavar": "SCORE", "default": ["pds"], "help": "a score, or several to combine"},
-}
+from dissensus.cli.command import Share, command, say
 
 
+@command("calibrate", "dissensus calibrate runs/mine --id features/held-out --false-alarms 0.05")
 def calibrate(
     run: str,
+    *,
     id: str | None = None,
     suite: str | None = None,
     root: str | None = None,
     features: str | None = None,
-    false_alarms: str = "5%",
+    false_alarms: Share = Share(0.05),
     score: list[str] | None = None,
     by_class: bool = False,
     engine: Literal["eager", "onnx"] = "eager",
@@ -35,7 +31,7 @@ def calibrate(
     average over calibration sets of this size, whatever the score and the ensemble.
 
     Args:
-        run: a run folder.
+        run: a run folder that train, run or demo wrote.
         id: ID samples that were not trained on: a feature folder, an .npz file, or images as for extract.
         suite: the held-out set of a suite, instead of --id: dissensus list suites.
         root: the folder that holds a suite's images.
@@ -53,24 +49,23 @@ def calibrate(
     from dissensus.detection.detector import Detector
     from dissensus.detection.threshold import score_names
 
-    rate = share("--false-alarms", false_alarms)
     names = score_names(",".join(score or ["pds"]))
     if (id is None) == (suite is None):
         got = "neither" if id is None else "both"
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}: give one")
     if id is not None and (root is not None or features is not None):
         raise DissensusError("--root and --features belong to --suite; got them with --id: leave them out")
-    device = inputs.launch(accelerator, 1, 1, "32-true").device
+    device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
     samples = id if id is not None else inputs.held_out(run, str(suite), root, features)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        detector.calibrate(samples, rate, names, by_class=by_class, progress=progress)
+        detector.calibrate(samples, false_alarms, names, by_class=by_class, progress=progress)
     for warning in caught:
         say(f"warning: {warning.message}")
     detector.save(run)
     assert detector.threshold is not None
-    limits = detector.threshold.calibrated.thresholds(rate)
+    limits = detector.threshold.calibrated.thresholds(false_alarms)
     if by_class:
         counts = [f"(n = {len(values):,})" for values in detector.threshold.calibrated.values]
         rows = zip(detector.classes, (f"out above {limit:.4g}" for limit in limits), counts, strict=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dissensus.cli.parser import Arguments
-
-EXAMPLE = "dissensus demo --out runs/demo"
-PLAIN: Arguments = {}
+from dissensus.cli.command import command
 
 
-def demo(out: str = "runs/demo", seed: int = 0, member_epochs: int | None = None, progress: bool = True) -> None:
+@command("demo", "dissensus demo --out runs/demo")
+def demo(*, out: str = "runs/demo", seed: int = 0, member_epochs: int | None = None, progress: bool = True) -> None:
     """Run the whole job on the embedded digits: train every method, evaluate, print a table, write a report.
 
     Needs no data and no network. A second call finds the trained ensembles and only evaluates them again.

@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say
-
-EXAMPLE = "dissensus evaluate runs/mine --suite digits"
-PLAIN: Arguments = {
-    "runs": {"nargs": "+", "metavar": "RUN", "help": "run folders that train wrote"},
-    "--shift": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "shifted sets with the same labels"},
-    "--ood": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "sets with other labels"},
-    "--groups": {"nargs": "+", "metavar": "NAME=FEATURES", "help": "labelled sets with groups"},
-}
+from dissensus.cli.command import command, say
 
 
+@command("evaluate", "dissensus evaluate runs/mine --suite digits")
 def evaluate_runs(
     runs: list[str],
+    *,
     suite: str | None = None,
     root: str | None = None,
     features: str | None = None,

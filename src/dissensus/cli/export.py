@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say, uncalibrated
-
-EXAMPLE = "dissensus export runs/mine --to onnx --out detector.onnx"
-PLAIN: Arguments = {
-    "run": {"help": "a run folder, best calibrated first: dissensus calibrate"},
-}
+from dissensus.cli.command import command, say, uncalibrated
 
 
-def export(run: str, to: str, out: str, input: Literal["images", "features"] | None = None) -> None:
+@command("export", "dissensus export runs/mine --to onnx --out detector.onnx")
+def export(run: str, *, to: str, out: str, input: Literal["images", "features"] | None = None) -> None:
     """Write a run as one ONNX file, as a timm checkpoint, or as a folder for the Hugging Face hub.
 
     onnx: pixels or features in; label, logits, members' probabilities, score, p-value and verdict out, in batches of
@@ -24,7 +20,7 @@ def export(run: str, to: str, out: str, input: Literal["images", "features"] | N
     ONNX files and checkpoints are compared with PyTorch first, and agree to 1e-4.
 
     Args:
-        run: a run folder.
+        run: a run folder, preferably calibrated: dissensus calibrate.
         to: onnx, timm or hub: dissensus list exports.
         out: the file to write, .onnx or .safetensors, or for the hub the folder.
         input: what an .onnx file takes: images as pixels (B, H, W, 3) uint8, the default if the run has a trunk,

@@ -6,8 +6,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from lightning_fabric import Fabric
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -15,11 +16,11 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus.backbones import Backbone
-from dissensus.cli.parser import say
+from dissensus.cli.command import say
+from dissensus.cli.options import DeviceOptions
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.images import ImageSet
-from dissensus.training.options import Precision
 from dissensus.training.run import Run
 
 
@@ -152,16 +153,15 @@ def announce(found: ImageSet, backbone: Backbone, layers: int, passes: int, dtyp
         )
 
 
-def launch(accelerator: str, devices: int, num_nodes: int, precision: str) -> Fabric:
-    """Lightning Fabric on the devices asked for, launched."""
-    if devices < 1 or num_nodes < 1:
-        raise DissensusError(f"devices and num_nodes must be at least 1; got devices={devices}, num_nodes={num_nodes}")
-    if precision not in get_args(Precision):
-        raise DissensusError(f"precision must be one of {', '.join(get_args(Precision))}; got {precision!r}")
+def launch(**devices: Any) -> Fabric:
+    """Launch Lightning Fabric on the devices asked for, by the fields of `DeviceOptions`."""
+    options = DeviceOptions(**devices)
     try:
-        fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, precision=precision)  # type: ignore[arg-type]
+        fabric = Fabric(**asdict(options))
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())
-        raise DissensusError(f"cannot run on accelerator={accelerator}, devices={devices}: {reason}") from error
+        raise DissensusError(
+            f"cannot run on accelerator={options.accelerator}, devices={options.devices}: {reason}"
+        ) from error
     fabric.launch()
     return fabric

@@ -1,126 +1,250 @@
-"""The parser behind the command line: jsonargparse, made to speak of flags and values."""
+"""The parser behind the command line: argparse, built from `COMMANDS`.
+
+Flags are shown with dashes; underscores work too, and so do both in `--config` files.
+"""
 
 from __future__ import annotations
 
-import difflib
-import inspect
+import argparse
 import re
-import shlex
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
-
-from jsonargparse import ActionYesNo, ArgumentParser, set_parsing_settings
+import shutil
+import textwrap
+import typing
+from argparse import Action, ArgumentTypeError
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from dissensus import __version__
-from dissensus._core.errors import DissensusError, UnknownNameError
-
-Arguments = Mapping[str, Mapping[str, Any]]  # name -> how to parse it
-
-
-class Verb(NamedTuple):
-    """A command: what it runs, an example for its help, the arguments without a flag or with several values."""
-
-    function: Callable[..., None]
-    example: str
-    plain: Arguments
+from dissensus._core.errors import DissensusError, UnknownNameError, short
+from dissensus._core.options import Option, share
+from dissensus.cli.command import COMMANDS, Command, Share, fail
 
 
-class Parser(ArgumentParser):
-    """jsonargparse, with mistakes told in one line."""
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line."""
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+    def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""
-        fail(f"{self._plainly(' '.join(message.split()))} (see: {self.prog.replace(' [options]', '')} --help)")
-
-    def _plainly(self, text: str) -> str:
-        """jsonargparse speaks of Python types and parser keys; a user knows flags and values."""
-        if choice := re.match(r"argument (\w+): invalid choice: '(.*)' \(choose from (.*)\)$", text):
-            return _unknown("command" if choice[1] == "verb" else "list", choice[2], choice[3])
-        if choice := re.match(r'Parser key "([^"]+)": Expected a typing.Literal\[(.*?)\].*Got value: (.*?)\.?$', text):
-            return _unknown(f"--{choice[1].replace('_', '-')}", choice[3], choice[2])
-        if wrong := re.match(r'Parser key "([^"]+)": .*(?:Given value|Got value): (.*?)\.?$', text):
-            return f"--{wrong[1].replace('_', '-')} cannot be {wrong[2]!r}"
-        if missing := re.match(r"the following arguments are required: (.*)$", text):
-            return f"required, but not given: {re.sub(r'[a-z]+[.]', '', missing[1])}"
-        if unknown := re.match(r"unrecognized arguments: (--\w+)", text):
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
-            return text + (f"; did you mean {near[0].replace('_', '-')}?" if near else "")
-        return text
+        message = re.sub(r"^argument (\S+?)(?:/\S+)?: ", r"\1 ", message)
+        message = message.replace("the following arguments are required:", "required, but not given:")
+        fail(f"{message.replace('expected one argument', 'needs a value')} (see: {self.prog} --help)")
 
 
-def _unknown(kind: str, name: str, choices: str) -> str:
-    """Suggest the nearest of quoted choices, separated by commas."""
-    return str(UnknownNameError(kind, name, re.findall(r"'([^']*)'", choices)))
+Actions = dict[str, Action]  # of a command, by parameter or option
 
 
-def build(verbs: Mapping[str, Verb]) -> ArgumentParser:
-    """A parser with one command a verb.
+def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The command that was given, and the arguments of its function.
 
-    The signature of a verb's function gives its options and the docstring their help, but for those in `plain`.
+    Raises:
+        DissensusError: for an unknown command or flag, with the nearest known one, or a config that cannot be read.
     """
-    set_parsing_settings(add_print_completion_argument=True)
+    argv = [re.sub(r"^--[\w-]+", lambda flag: "--" + flag[0][2:].replace("_", "-"), each) for each in argv]
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise UnknownNameError("command", argv[0], COMMANDS)
+    parser, actions = build()
+    if argv and argv[0] in COMMANDS:
+        configs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        configs.add_argument("--config", nargs="?", action="append", default=[])
+        for path in configs.parse_known_args(argv)[0].config:
+            if path is not None:  # else the parser says what is missing
+                _apply(path, actions[argv[0]])
+    namespace, unknown = parser.parse_known_args(argv)
+    values = vars(namespace)
+    name = values["command"]
+    if name is None:
+        parser.error("a command is required, such as: dissensus demo")
+    if unknown:
+        known = [flag for action in actions[name].values() for flag in action.option_strings]
+        raise UnknownNameError("argument", unknown[0].partition("=")[0], known, see=f"dissensus {name} --help")
+    entry = COMMANDS[name]
+    arguments: dict[str, Any] = {p.name: values[p.name] for p in entry.parameters()}
+    arguments |= {group: {} for group in entry.groups}
+    for group, option in entry.options():
+        if option.name in values:
+            arguments[group][option.name] = values[option.name]
+    return name, arguments
+
+
+def build() -> tuple[Parser, dict[str, Actions]]:
+    """The parser of all commands, and the actions of each."""
     parser = Parser(
         prog="dissensus",
+        usage="dissensus COMMAND [options]",
         allow_abbrev=False,
-        version=__version__,
         description="Diverse ensembles on frozen backbones: better out of distribution, and aware of it.",
-        epilog="Start with: dissensus demo. Shell completion: --print_completion=shtab-bash (or -zsh, -fish).",
+        epilog="Start with: dissensus demo. Help on a command: dissensus COMMAND --help.",
     )
-    commands = parser.add_subcommands(required=True, dest="verb")
-    for name, (function, example, plain) in verbs.items():
-        about = (function.__doc__ or "").split("Args:")[0].strip()
-        verb = Parser(allow_abbrev=False, description=about, epilog=f"Example: {example}")
-        verb.add_argument("--config", action="config", help="a YAML file with these options; flags override it")
-        for argument, options in plain.items():
-            verb.add_argument(argument, **options)
-        switches = _switches(function)
-        for switch, (default, text) in switches.items():
-            verb.add_argument(f"--{switch}", action=ActionYesNo(no_prefix="no_"), default=default, help=text)
-        skipped: set[str | int] = {key.lstrip("-") for key in [*plain, *switches]}
-        verb.add_function_arguments(function, as_group=False, skip=skipped)
-        commands.add_subcommand(name, verb, help=about.split("\n")[0])
-    return parser
+    parser.add_argument("--version", action="version", version=f"dissensus {__version__}")
+    parser.add_argument("--print-completion", action=_Completion, metavar="SHELL", help="for bash, zsh or tcsh")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    return parser, {name: _add_command(commands, name, entry) for name, entry in COMMANDS.items()}
 
 
-def _switches(function: Callable[..., None]) -> dict[str, tuple[bool, str]]:
-    """Yes-or-no parameters with their defaults and help: --resume and --no-resume, without a value."""
-    texts = dict(re.findall(r"^ +(\w+): (.+)$", function.__doc__ or "", flags=re.MULTILINE))
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: (p.default, texts[p.name]) for p in parameters if isinstance(p.default, bool)}
-
-
-def underscored(argument: str) -> str:
-    """--batch-size=3 is --batch_size=3: people write flags either way."""
-    flag, equals, value = argument.partition("=")
-    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
-
-
-def fail(message: str) -> NoReturn:
-    """Print one line and exit with code 2."""
-    print(f"dissensus: error: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def say(message: str) -> None:
-    """Print one line beside the results, which have stdout to themselves."""
-    print(message, file=sys.stderr)
-
-
-def uncalibrated(run: str) -> str:
-    """What to say of a run that has scores but no threshold, and how to mend it."""
-    return (
-        f"{run} is not calibrated, so there are no p-values and no verdicts: dissensus calibrate {shlex.quote(run)} "
-        "--id SAMPLES"
+def _add_command(commands: Any, name: str, entry: Command) -> Actions:
+    about, texts = entry.texts()
+    width = min(shutil.get_terminal_size().columns, 100) - 2
+    words = ["dissensus", name]
+    for p in entry.parameters():
+        if p.default is p.empty:
+            words.append(f"--{p.name} {p.name.upper()}" if p.kind is p.KEYWORD_ONLY else p.name.upper())
+    parser = commands.add_parser(
+        name,
+        prog=f"dissensus {name}",
+        usage=" ".join([*words, "[options]"]),
+        help=re.split(r"\.\s|\.$", about)[0],
+        description="\n\n".join(textwrap.fill(paragraph, width) for paragraph in about.split("\n\n")),
+        epilog=f"Example: {entry.example}",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=width),
     )
+    parser.add_argument("--config", metavar="FILE", help="a YAML file with these options; flags override it")
+    hints = typing.get_type_hints(entry.function)
+    actions: Actions = {}
+    for p in entry.parameters():
+        given = p.default is not p.empty
+        option = Option(p.name, hints[p.name], p.default if given else None, texts[p.name], "", None)
+        required = {} if given or p.kind is not p.KEYWORD_ONLY else {"required": True}
+        flag = _flag(p.name) if p.kind is p.KEYWORD_ONLY else p.name
+        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **_about(option))
+    headings: dict[str, Any] = {}
+    for group, option in entry.options():
+        heading = option.group or group
+        if heading not in headings:
+            note = entry.groups[group].note if heading == group else ""
+            headings[heading] = parser.add_argument_group(heading, note or None)
+        actions[option.name] = headings[heading].add_argument(
+            _flag(option.name), default=argparse.SUPPRESS, **_about(option)
+        )
+    return actions
 
 
-def share(flag: str, text: str) -> float:
-    """A share such as 1% or 0.01 as a number within 0..1."""
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _about(option: Option) -> dict[str, Any]:
+    """What argparse is told of an option: its help with the default, its type, how many values it takes."""
+    text = re.sub(r"`([a-z_]+)`", lambda name: _flag(name[1]), option.help.removesuffix("."))
+    if option.default is not None and option.default is not False:
+        text += f" (default: {'yes' if option.default is True else option.default})"
+    about: dict[str, Any] = {"help": text.replace("%", "%%")}
+    kind = _inner(option.type)
+    if typing.get_origin(kind) is list:
+        about["nargs"] = "+"
+        kind = typing.get_args(kind)[0]
+    if kind is bool:
+        return {**about, "action": argparse.BooleanOptionalAction}
+    about["type"] = _converter(option.parse or CONVERTERS.get(kind) or partial(_one_of, typing.get_args(kind)))
+    if typing.get_origin(kind) is Literal:
+        about["choices"] = typing.get_args(kind)
+    elif pattern := re.search(r"each as ([A-Z]+=[A-Z]+)", text):
+        about["metavar"] = pattern[1]
+    elif kind in METAVARS:
+        about["metavar"] = METAVARS[kind]
+    return about
+
+
+def _inner(hint: Any) -> Any:
+    """X of `X | None`."""
+    kinds = typing.get_args(hint)
+    return next(kind for kind in kinds if kind is not type(None)) if type(None) in kinds else hint
+
+
+def _whole(text: str) -> int:
     try:
-        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+        return int(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise DissensusError(f"{flag} must be a share such as 1% or 0.01; got {text}")
-    return value
+        raise DissensusError(f"must be a whole number; got {short(text)}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise DissensusError(f"must be a number; got {short(text)}") from None
+
+
+def _one_of(known: Sequence[str], text: str) -> str:
+    if text not in known:
+        raise DissensusError(f"must be one of {', '.join(known)}; got {short(text)}")
+    return text
+
+
+CONVERTERS: dict[Any, Callable[[str], Any]] = {int: _whole, float: _number, Share: share, str: str}
+METAVARS: dict[Any, str] = {int: "N", float: "X", Share: "SHARE"}
+
+
+def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The same for argparse, which shows the text of its own class of error only."""
+
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except DissensusError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return converted
+
+
+def _apply(path: str, actions: Actions) -> None:
+    """Make the values of a YAML file the defaults of a command."""
+    for key, value in _read_config(path).items():
+        name = str(key).replace("-", "_")
+        if name not in actions:
+            raise UnknownNameError(f"option in {path}", str(key), actions)
+        if value is None:
+            continue
+        action = actions[name]
+        try:
+            action.default = _from_yaml(action, value)
+        except ArgumentTypeError as error:
+            raise DissensusError(f"{key} in {path} {error}") from error
+        action.required = False
+        if not action.option_strings:
+            action.nargs = "*" if action.nargs == "+" else "?"
+
+
+def _from_yaml(action: Action, value: Any) -> Any:
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(f"must be true or false; got {short(value)}")
+        return value
+    several = value if isinstance(value, list) else [value]
+    if (isinstance(value, list) and action.nargs is None) or any(isinstance(each, list | dict) for each in several):
+        raise ArgumentTypeError(f"must be one value; got {short(value)}")
+    assert callable(action.type)
+    converted = [action.type(str(each)) for each in several]
+    return converted if action.nargs else converted[0]
+
+
+def _read_config(path: str) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise DissensusError(
+            f"--config must be a YAML file in UTF-8; {path} is not ({error.reason}): save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise DissensusError(f"--config must be a YAML file; {path!r} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DissensusError(f"--config must be a YAML file; {path} is not ({reason}): correct it") from error
+    if not isinstance(values, dict):
+        raise DissensusError(f"--config must map options to values; {path} holds {short(values)}: write lr: 0.01")
+    return values
+
+
+class _Completion(Action):
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        import shtab
+
+        shell = rest[1]
+        if shell not in shtab.SUPPORTED_SHELLS:
+            raise UnknownNameError("shell", str(shell), shtab.SUPPORTED_SHELLS)
+        print(shtab.complete(parser, shell))
+        raise SystemExit(0)

@@ -11,27 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say, share, uncalibrated
-
-EXAMPLE = "dissensus predict runs/mine photos/*.jpg"
-PLAIN: Arguments = {
-    "run": {"help": "a run folder, preferably calibrated: dissensus calibrate"},
-    "paths": {
-        "nargs": "+",
-        "metavar": "PATH",
-        "help": "images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or "
-        "- for a list of paths on stdin",
-    },
-}
+from dissensus.cli.command import Share, command, say, uncalibrated
 
 
+@command("predict", "dissensus predict runs/mine photos/*.jpg")
 def predict(
     run: str,
     paths: list[str],
+    *,
     format: Literal["auto", "table", "jsonl", "csv"] = "auto",
     out: str | None = None,
     explain: bool = False,
-    false_alarms: str | None = None,
+    false_alarms: Share | None = None,
     batch_size: int = 64,
     workers: int | None = None,
     engine: Literal["eager", "onnx"] = "eager",
@@ -43,8 +34,9 @@ def predict(
     Images are read as they come, in constant memory. One that cannot be read has an error in its row.
 
     Args:
-        run: a run folder.
-        paths: images and folders of images, a list, a table, a tar, features, or - for a list of paths on stdin.
+        run: a run folder, preferably calibrated: dissensus calibrate.
+        paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or - for
+            a list of paths on stdin.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote.
@@ -66,12 +58,12 @@ def predict(
         raise DissensusError(
             f"--batch-size must be at least 1 and --workers at least 0; got {batch_size} and {workers}: try 64 and 2"
         )
-    device = inputs.launch(accelerator, 1, 1, "32-true").device
+    device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, engine=engine, device=device)
     if false_alarms is not None:
         if detector.threshold is None:
             raise DissensusError(f"--false-alarms needs a calibrated run; {run} is not: dissensus calibrate {run}")
-        detector.threshold = detector.threshold.at(share("--false-alarms", false_alarms))
+        detector.threshold = detector.threshold.at(false_alarms)
     elif detector.threshold is None:
         say(uncalibrated(run))
     if out is not None:

@@ -5,19 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say
-
-EXAMPLE = "dissensus report runs/demo/digits --out page.html"
-PLAIN: Arguments = {
-    "paths": {
-        "nargs": "+",
-        "metavar": "PATH",
-        "help": "run folders, folders of runs such as run and demo leave, or study folders",
-    },
-}
+from dissensus.cli.command import command, say
 
 
-def report(paths: list[str], out: str = "report.html", score: str = "pds") -> None:
+@command("report", "dissensus report runs/demo/digits --out page.html")
+def report(paths: list[str], *, out: str = "report.html", score: str = "pds") -> None:
     """Make one page of evaluated runs and studies: a summary, tables, charts, examples, how to repeat them.
 
     The page is one file without any need of a network; all runs must be of one suite.

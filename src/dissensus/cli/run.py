@@ -6,134 +6,86 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus.cli.parser import Arguments, share
+from dissensus._core.errors import DissensusError
+from dissensus.cli.command import Flags, Given, command
+from dissensus.cli.options import BackboneOptions, DeviceOptions
+from dissensus.features.options import ExtractOptions
+from dissensus.training.options import MEMBERS, TrainOptions
 
-EXAMPLE = "dissensus run --root photos --methods deep-ensemble sed-a2d --out runs/photos"
-PLAIN: Arguments = {
-    "--methods": {
-        "nargs": "+",
-        "metavar": "METHOD",
-        "default": ["single", "deep-ensemble", "sed-a2d"],
-        "help": "what to train: dissensus list methods; or all",
-    },
-}
+BY_SUITE = "What is not given is the suite's choice, else the default shown."
 
 
+@command(
+    "run",
+    "dissensus run --root photos --methods deep-ensemble sed-a2d --out runs/photos",
+    training=Flags(TrainOptions, BY_SUITE),
+    backbone=Flags(BackboneOptions, BY_SUITE),
+    extraction=Flags(ExtractOptions, without=("corruption", "severity")),
+    devices=Flags(DeviceOptions),
+)
 def run(
+    *,
     out: str,
     suite: str | None = None,
     root: str | None = None,
     methods: list[str] | None = None,
-    members: int = 5,
-    backbone: str | None = None,
-    weights: str | None = None,
-    layers: int | None = None,
-    size: int | None = None,
-    crop: float | None = None,
-    features: str | None = None,
-    augment: int = 0,
-    engine: Literal["eager", "onnx"] = "eager",
-    workers: int | None = None,
-    max_bad: str = "1%",
-    strict: bool = False,
+    members: int = MEMBERS,
     tail: str | None = None,
     init: Literal["random", "pretrained"] = "random",
-    diversity: float | None = None,
-    epochs: int | None = None,
-    lr: float | None = None,
-    batch_size: int | None = None,
-    weight_decay: float | None = None,
-    label_smoothing: float | None = None,
-    confidence: float | None = None,
+    features: str | None = None,
     seed: int = 0,
     progress: bool = True,
-    accelerator: str = "auto",
-    devices: int = 1,
-    num_nodes: int = 1,
-    precision: str = "32-true",
+    training: Given,
+    backbone: Given,
+    extraction: Given,
+    devices: Given,
 ) -> None:
     """Do the whole job on a suite: extract what is missing, train and evaluate methods, print a table, write a report.
 
-    Killed or stopped, the same command goes on. How long and how fast to train is the suite's to say, unless given.
+    If it is killed or stopped, the same command continues.
 
     Args:
         out: folder for results.csv, report.html and one run folder per method.
         suite: dissensus list suites; or your own YAML file; by default folders, the images under --root.
         root: the folder that holds the images, such as one of class folders; embedded suites have none.
-        methods: what to train; all is all of them.
+        methods: what to train: dissensus list methods; or all; by default single, deep-ensemble and sed-a2d.
         members: of every ensemble.
-        backbone: by default the suite's, lite0.
-        weights: a local file, or random; by default the pretrained ones.
-        layers: how much of the backbone every member owns, 1 or 2; by default the suite's.
-        size: pixels a side; by default the suite's.
-        crop: share of the shorter side that is seen; by default the suite's.
-        features: where to keep the features; by default OUT/features.
-        augment: passes of random crops and flips over the training images; 0: their centre.
-        engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
-        workers: processes that read images; by default one a core, at most 8.
-        max_bad: share of images that may be unreadable, such as 1% or 0.01.
-        strict: fail at the first unreadable image.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
-        init: how members start: random, as in the paper, or with the backbone's weights where they fit.
-        diversity: weight of the disagreement term.
-        epochs: passes over the training set.
-        lr: peak learning rate.
-        batch_size: samples a step.
-        weight_decay: decoupled.
-        label_smoothing: share of the label that is spread over all classes.
-        confidence: two-stage disagrees where the first stage's confidence is below this.
+        init: how members start: random, as in the paper, or from the backbone's weights where they fit.
+        features: where to keep the features; by default OUT/features.
         seed: decides splits, initial weights and batches.
         progress: show progress bars when stderr is a terminal.
-        accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
-        devices: processes on this machine, which share the work.
-        num_nodes: machines.
-        precision: 32-true or bf16-mixed.
     """
     from dissensus import report, suites
     from dissensus.cli import inputs
-    from dissensus.experiments import pipeline
-    from dissensus.training import methods as known
+    from dissensus.experiments import pipeline, runner
+    from dissensus.training import METHODS
 
     if not out or suite == "" or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
     if suite is None and root is None:
         raise DissensusError("run needs images; got neither --root DIR, a folder of class folders, nor --suite NAME")
     suite = suite or "folders"
-    everything = "all" in (methods or [])
-    names = list(dict.fromkeys(known.METHODS if everything else methods or []))
-    taken = suites.accepted_options(suite)
-    given = {
-        "diversity": diversity, "epochs": epochs, "lr": lr, "batch_size": batch_size, "weight_decay": weight_decay,
-        "label_smoothing": label_smoothing, "confidence": confidence,
-    }  # fmt: skip
-    training = suites.training(suite)
-    try:
-        pipeline.check(names, members, training, seed=seed, tail=tail)
-    except UnknownNameError:
-        raise
-    except DissensusError as error:
-        raise DissensusError(f"training of suite {suite}: {error}") from error
-    training |= {name: value for name, value in given.items() if value is not None}
-    pipeline.check(names, members, training, seed=seed, tail=tail)
-    fabric = inputs.launch(accelerator, devices, num_nodes, precision)
+    names = list(dict.fromkeys(methods or ("single", "deep-ensemble", "sed-a2d")))
+    everything = "all" in names
+    names = list(METHODS) if everything else names
+    options = runner.training_options(suite, {**training, "seed": seed})
+    jobs = [runner.Job(name, options, members, tail, init) for name in names]
+    pipeline.check(jobs)
+    accepted = suites.accepted_options(suite)
+    fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
-        asked: dict[str, Any] = {
-            "root": root, "backbone": backbone, "weights": weights, "layers": layers, "size": size, "crop": crop,
-            "augment": augment or None, "workers": workers, "features": features,
-        }  # fmt: skip
-        options = {name: value for name, value in asked.items() if value is not None}
+        given = {"root": root, "features": features, **backbone, **extraction}
         usual: dict[str, Any] = {
-            "features": Path(out) / "features", "engine": engine, "max_bad": share("--max-bad", max_bad),
-            "strict": strict, "progress": progress, "fabric": fabric, "notify": partial(pipeline.say, fabric=fabric),
+            "features": Path(out) / "features", "progress": progress, "fabric": fabric,
+            "notify": partial(pipeline.say, fabric=fabric),
         }  # fmt: skip
         # what was not asked for goes to those suites that take it
-        options = {name: value for name, value in usual.items() if taken is None or name in taken} | options
-        loaded = suites.load(suite, seed=seed, **options)
-        frame = pipeline.run_methods(
-            loaded, pipeline.feasible(names, loaded, fabric), Path(out), members=members, tail=tail, init=init,
-            training=training, seed=seed, lenient=everything, progress=progress, fabric=fabric,
-        )  # fmt: skip
+        keywords = {name: value for name, value in usual.items() if accepted is None or name in accepted}
+        keywords |= {name: value for name, value in given.items() if value is not None}
+        loaded = suites.load(suite, seed=seed, **keywords)
+        feasible = pipeline.feasible(jobs, loaded, fabric)
+        frame = pipeline.run_methods(loaded, feasible, Path(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame)
             print(pipeline.write_results([section], Path(out)), end="")

@@ -7,16 +7,13 @@ from typing import Literal
 
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say, uncalibrated
-
-EXAMPLE = "dissensus serve runs/mine"
-PLAIN: Arguments = {
-    "run": {"help": "a run folder, preferably calibrated: dissensus calibrate"},
-}
+from dissensus.cli.command import command, say, uncalibrated
 
 
+@command("serve", "dissensus serve runs/mine")
 def serve(
     run: str,
+    *,
     host: str = "127.0.0.1",
     port: int = 7860,
     max_upload_mb: float = 20.0,
@@ -31,7 +28,7 @@ def serve(
     Nothing leaves this machine; uploads are deleted when the server stops. Needs the extra serve.
 
     Args:
-        run: a run folder.
+        run: a run folder, preferably calibrated: dissensus calibrate.
         host: the address to listen on; 0.0.0.0 is every address, open to everyone who can reach this machine.
         port: the port to listen on; 0 picks a free one.
         max_upload_mb: the largest upload in MB: a file on the page, a request to the API.
@@ -56,7 +53,7 @@ def serve(
     if images is not None and train is None:
         raise DissensusError("--images shows the rows of --train; got --images alone: give both")
     with server.bind(host, port) as where:  # first, because the rest takes a while
-        device = inputs.launch(accelerator, 1, 1, "32-true").device
+        device = inputs.launch(accelerator=accelerator).device
         detector = Detector.load(run, engine=engine, device=device)
         neighbours = None
         if train is not None:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.parser import Arguments, say
-
-EXAMPLE = "dissensus suite check pacs --root data"
-PLAIN: Arguments = {
-    "action": {"choices": ("check",), "help": "check: list what is there, what is missing and how to get it"},
-    "name": {"help": "a suite of images (dissensus list suites), or a YAML file"},
-}
+from dissensus.cli.command import command, say
 
 
-def suite(action: str, name: str, root: str = ".") -> None:
+@command("suite", "dissensus suite check pacs --root data")
+def suite(action: Literal["check"], name: str, *, root: str = ".") -> None:
     """Look for the sets of a suite: what is there, what is missing and how to get it.
 
     Ends with exit code 2 if the suite cannot be run: the training set or the id set is missing, or a set is unusable.
 
     Args:
-        action: check.
-        name: a suite of images, or a YAML file.
+        action: check: list what is there, what is missing and how to get it.
+        name: a suite of images (dissensus list suites), or a YAML file.
         root: the folder that holds the images.
     """
     from tabulate import tabulate

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import Any, NamedTuple
 
 from dissensus import report, suites
 from dissensus._core.files import make_folder
 from dissensus.experiments import pipeline
-from dissensus.training import methods
+from dissensus.experiments.runner import Job, threads, training_options
+from dissensus.training import METHODS
 
-MEMBERS = 5
 
-
-@dataclass(frozen=True)
-class _Job:
-    """One suite of the demo, and how it is shown."""
+class Part(NamedTuple):
+    """One suite of the demo: what is trained on it."""
 
     suite: str
     methods: tuple[str, ...]
     tail: str
 
 
-JOBS = (
-    _Job("digits", tuple(methods.METHODS), "linear"),
-    _Job("dominoes", ("single", "deep-ensemble", "a2d", "divdis", "sed-a2d"), "mlp"),
+PARTS = (
+    Part("digits", tuple(METHODS), "linear"),
+    Part("dominoes", ("single", "deep-ensemble", "a2d", "divdis", "sed-a2d"), "mlp"),
 )
 
 
 def run_demo(out: Path, *, seed: int = 0, member_epochs: int | None = None, progress: bool = True) -> str:
-    """Extract, train, evaluate and report everything into `out`; the tables as text for the terminal."""
+    """Extract, train, evaluate and report everything into `out`, and return the tables as text."""
     make_folder(out)
     sections = []
-    for entry in JOBS:
-        images = suites.uses_backbone(entry.suite)
-        options = {"features": out / "features", "progress": progress} if images else {}
-        suite = suites.load(entry.suite, seed=seed, **options)
-        training = suites.training(entry.suite) | ({} if member_epochs is None else {"member_epochs": member_epochs})
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # tails this small gain nothing from a second one, and lose minutes on a busy machine
-        try:
-            frame = pipeline.run_methods(
-                suite, entry.methods, out / suite.name, members=MEMBERS, tail=entry.tail, training=training, seed=seed,
-                progress=progress,
-            )  # fmt: skip
-        finally:
-            torch.set_num_threads(threads)
+    given: dict[str, Any] = {"seed": seed} | ({} if member_epochs is None else {"member_epochs": member_epochs})
+    for name, methods, tail in PARTS:
+        extraction = {"features": out / "features", "progress": progress} if suites.uses_backbone(name) else {}
+        suite = suites.load(name, seed=seed, **extraction)
+        jobs = [Job(method, training_options(name, given), tail=tail) for method in methods]
+        with threads(1):  # tails this small gain nothing from a second one, and lose minutes on a busy machine
+            frame = pipeline.run_methods(suite, jobs, out / suite.name, progress=progress)
         sections.append(report.Section(suite.name, suite.summary, frame))
     return pipeline.write_results(sections, out)

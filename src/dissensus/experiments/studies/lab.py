@@ -1,35 +1,27 @@
-"""The lab: trials on a suite, trained and evaluated once each, whatever studies ask for them.
+"""The lab: trials on a suite, trained and evaluated once each, whichever studies ask for them.
 
-A trial's folder is named by all that its result depends on: data, method, settings, seed, initial weights. So a trial
-that two studies share is trained once, one that was killed goes on, and a change of one thing repeats only what
-depends on it.
+The folder of a trial is named by everything that its result depends on: data, method, settings, seed, initial weights.
+So a trial that two studies share is trained once, a killed one continues, and a change repeats only what depends on it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from lightning_fabric import Fabric
 
-from dissensus._core.errors import RunError
 from dissensus._core.options import combine
-from dissensus.evaluation import saved
 from dissensus.evaluation.suite import Suite
-from dissensus.experiments import pipeline
+from dissensus.experiments.runner import Job, evaluated, run_job
 from dissensus.features import FeatureSet
-from dissensus.functional import aggregates, metrics, scores
-from dissensus.models.ensemble import Ensemble
-from dissensus.training import methods
-from dissensus.training._fit import fit
-from dissensus.training.options import TrainOptions
-from dissensus.training.run import Run
+from dissensus.training import TrainOptions
+from dissensus.training.options import DIVERSITY, MEMBERS
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,7 @@ class Trial:
 
     name: str
     method: str
-    members: int = 5
+    members: int = MEMBERS
     active: int | None = None
     diversity: float | None = None  # None: the suite's own, where the method has one
     options: Mapping[str, Any] = field(default_factory=dict)  # of fit(), over those of the suite
@@ -57,9 +49,9 @@ class Lab:
         self,
         load: Callable[..., Suite],
         out: Path,
+        options: TrainOptions | None = None,
         *,
         seeds: Sequence[int] = (0,),
-        training: Mapping[str, Any] | None = None,
         quick: bool = False,
         progress: bool = True,
         tail: str | None = None,
@@ -67,9 +59,14 @@ class Lab:
         fabric: Fabric | None = None,
     ) -> None:
         self.out, self.seeds, self.quick, self.progress, self.tail = out, tuple(seeds), quick, progress, tail
-        self.training = dict(training or {})
+        self.options = options or TrainOptions()
         self.tell, self.fabric = tell, fabric
         self._load, self._suites = load, dict[str, Suite]()
+
+    @property
+    def diversity(self) -> float:
+        """The weight of disagreement where a study does not vary it."""
+        return DIVERSITY if self.options.diversity is None else self.options.diversity
 
     def suite(self, **changes: Any) -> Suite:
         """The suite, or a form of it through other layers or another backbone."""
@@ -84,79 +81,28 @@ class Lab:
         frames, start, spent = [], time.monotonic(), 0
         total = len(trials) * len(self.seeds)
         for number, (trial, seed) in enumerate(((t, s) for t in trials for s in self.seeds), start=1):
-            ensemble, options, where = self._prepare(trial, seed, suite)
-            folder = self.out / "runs" / self._name(trial, seed, suite, options, where, ensemble)
-            if not self._done(folder, suite):
+            job = self.job(trial, seed)
+            folder = self.out / "runs" / job.name(suite)
+            frame = evaluated(folder, suite)
+            if frame is None:
                 left = ""
                 if spent:
                     seconds = (time.monotonic() - start) / spent * (total - number + 1)
                     left = f", at most {_duration(seconds)} left"
                 self.tell(f"  run {number} of {total}: {trial.name}, seed {seed}{left}")
-                self._train(folder, trial, seed, suite, ensemble, options, where)
+                frame = run_job(
+                    job, suite, folder, keep="values", calibrate=False, progress=self.progress, fabric=self.fabric
+                )
                 spent += 1
-            frames.append(saved.load(folder).frame.assign(row=trial.name, run=str(folder)))
+            frames.append(frame.assign(row=trial.name, run=str(folder)))
         return pd.concat(frames, ignore_index=True)
 
-    def _prepare(self, trial: Trial, seed: int, suite: Suite) -> tuple[Ensemble, TrainOptions, FeatureSet | None]:
-        recipe = methods.METHODS[trial.method]
-        members = recipe.members or trial.members
-        ensemble = pipeline.new_ensemble(suite.train, members, tail=trial.tail or self.tail, seed=seed)
-        own = {"active": trial.active, "diversity": trial.diversity}
-        given = {**self.training, **trial.options, **{key: value for key, value in own.items() if value is not None}}
-        options = combine(TrainOptions, None, {**given, "seed": seed}).suited(trial.method)
-        where = (trial.disagreement or suite.disagreement) if recipe.takes_set else None
-        return ensemble, options, where
-
-    def _name(
-        self,
-        trial: Trial,
-        seed: int,
-        suite: Suite,
-        options: TrainOptions,
-        where: FeatureSet | None,
-        ensemble: Ensemble,
-    ) -> str:
-        facts = {
-            "train": suite.train.fingerprint,
-            "disagreement": None if where is None else where.fingerprint,
-            "tail": ensemble.about,
-            "settings": asdict(options.resolve(trial.method, len(ensemble))),
-        }
-        digest = hashlib.sha256(json.dumps([trial.method, facts], sort_keys=True).encode()).hexdigest()
-        return f"{trial.method}-M{len(ensemble)}-seed{seed}-{digest[:10]}"
-
-    def _done(self, folder: Path, suite: Suite) -> bool:
-        try:
-            return saved.load(folder).about.inputs == _inputs(suite)
-        except RunError:  # none yet, or a damaged one
-            return False
-
-    def _train(
-        self,
-        folder: Path,
-        trial: Trial,
-        seed: int,
-        suite: Suite,
-        ensemble: Ensemble,
-        options: TrainOptions,
-        where: FeatureSet | None,
-    ) -> None:
-        fit(
-            ensemble, suite.train, trial.method, options, disagreement=where, out=folder,
-            progress=self.progress, fabric=self.fabric,
-        )  # fmt: skip
-        saved.evaluate_run(
-            Run.open(folder), ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out,
-            keep="values", inputs=_inputs(suite), progress=self.progress,
-        )  # fmt: skip
-
-
-def _inputs(suite: Suite) -> str:
-    """A digest of what a run's values depend on besides the run."""
-    held_out = None if suite.held_out is None else suite.held_out.fingerprint
-    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] for s in suite.sets]
-    measured = [sorted(names) for names in (scores.SCORES, metrics.METRICS, aggregates.AGGREGATES)]
-    return hashlib.sha256(json.dumps([sets, held_out, measured]).encode()).hexdigest()
+    def job(self, trial: Trial, seed: int) -> Job:
+        """A trial with one seed."""
+        varied = {"active": trial.active, "diversity": trial.diversity}
+        given = {name: value for name, value in varied.items() if value is not None}
+        options = combine(TrainOptions, self.options, {**trial.options, **given, "seed": seed})
+        return Job(trial.method, options, trial.members, trial.tail or self.tail, disagreement=trial.disagreement)
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,6 @@ from dissensus.evaluation.tables import Column, Row, Table
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.functional.aggregates import AGGREGATES
 from dissensus.training import methods
-from dissensus.training.options import DIVERSITY
 
 ROWS = ("single", "deep-ensemble", "diverse-hps", "divdis", "a2d", "sed-a2d")
 LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
@@ -84,7 +83,7 @@ def detection(lab: Lab) -> list[Table]:
         table(
             "fixed: one weight for all, chosen without OOD data",
             lambda trials, role, score: _fixed(lab, trials).name,
-            f"The suite's own weight, {lab.training.get('diversity', DIVERSITY):g}, or the nearest that was trained.",
+            f"The suite's own weight, {lab.diversity:g}, or the nearest that was trained.",
         ),
     ]
 
@@ -124,7 +123,7 @@ def _best(results: Results, trials: list[Trial], role: str, score: str) -> str:
 
 def _fixed(lab: Lab, trials: list[Trial]) -> Trial:
     """Return the trial nearest to the suite's own diversity weight, which is chosen without OOD data."""
-    weight = lab.training.get("diversity", DIVERSITY)
+    weight = lab.diversity
     return min(trials, key=lambda trial: abs((trial.diversity or weight) - weight))
 
 

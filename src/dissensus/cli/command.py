@@ -1,0 +1,97 @@
+"""Commands: functions whose signatures become flags and whose docstrings become help.
+
+    @command("train", "dissensus train digits --out runs/mine", training=Flags(TrainOptions))
+    def train(features: str, *, out: str, method: str = "sed-a2d", training: Given) -> None:
+        '''Train an ensemble on features.
+
+        Args:
+            features: where they are.
+            ...
+        '''
+
+Parameters before `*` are positional arguments, those after it flags. A parameter with an options class is one flag per
+field, and receives the fields that the user set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NewType, NoReturn
+
+from dissensus._core.options import Option, listed
+
+Given = Mapping[str, Any]  # the options of a class that the user set, by name
+Share = NewType("Share", float)  # a flag that takes 5% or 0.05
+Function = Callable[..., None]
+
+
+class Flags(NamedTuple):
+    """An options class as a group of flags: what the help says about the group, and the fields to leave out."""
+
+    options: type[Any]
+    note: str = ""
+    without: tuple[str, ...] = ()
+
+
+class Command(NamedTuple):
+    """A command: the function it runs, an example for its help, and its options classes by parameter."""
+
+    function: Function
+    example: str
+    groups: Mapping[str, Flags]
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """The parameters that are one argument each."""
+        return [p for p in inspect.signature(self.function).parameters.values() if p.name not in self.groups]
+
+    def options(self) -> Iterator[tuple[str, Option]]:
+        """The options in groups, each with its group; a name that occurs twice belongs to the first."""
+        taken = {p.name for p in self.parameters()}
+        for group, flags in self.groups.items():
+            for option in listed(flags.options):
+                if option.name not in taken and option.name not in flags.without:
+                    taken.add(option.name)
+                    yield group, option
+
+    def texts(self) -> tuple[str, dict[str, str]]:
+        """The description in the docstring, and the text of each parameter under `Args:`."""
+        about, _, arguments = (inspect.getdoc(self.function) or "").partition("\nArgs:\n")
+        entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, flags=re.MULTILINE)
+        return about.strip(), {name: " ".join(text.split()) for name, text in entries}
+
+
+COMMANDS: dict[str, Command] = {}
+"""Every command by name, in the order of `dissensus --help`."""
+
+
+def command(name: str, example: str, **groups: Flags) -> Callable[[Function], Function]:
+    """Add a function to `COMMANDS`; `groups` are those of its parameters that stand for several flags."""
+
+    def add(function: Function) -> Function:
+        COMMANDS[name] = Command(function, example, groups)
+        return function
+
+    return add
+
+
+def fail(message: str) -> NoReturn:
+    """Print one line and exit with code 2."""
+    print(f"dissensus: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def say(message: str) -> None:
+    """Print one line to stderr, since stdout is for results."""
+    print(message, file=sys.stderr)
+
+
+def uncalibrated(run: str) -> str:
+    """The hint about a run without a threshold."""
+    return (
+        f"{run} is not calibrated, so there are no p-values and no verdicts: dissensus calibrate {shlex.quote(run)} "
+        "--id SAMPLES"
+    )

@@ -1,0 +1,206 @@
+"""The runner: one method trained on a suite, evaluated, calibrated and kept in its folder.
+
+`dissensus run`, the demo and the studies all train through `run_job`. What a folder holds already is not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from dissensus import __version__, backbones, suites
+from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
+from dissensus._core.options import combine
+from dissensus.detection.detector import Detector
+from dissensus.evaluation import saved
+from dissensus.evaluation.suite import Suite
+from dissensus.features import FeatureSet
+from dissensus.functional import aggregates, conformal, metrics, scores
+from dissensus.functional.metrics import FALSE_ALARMS
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training import METHODS, Run, TrainOptions, fit
+from dissensus.training.options import MEMBERS
+
+INITS = ("random", "pretrained")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A method to train on a suite."""
+
+    method: str
+    options: TrainOptions
+    members: int = MEMBERS
+    tail: str | None = None
+    init: str = "random"
+    disagreement: FeatureSet | None = None  # None: the suite's own, where the method takes one
+
+    def ensemble(self, suite: Suite) -> Ensemble:
+        """The members, untrained."""
+        members = METHODS[self.method].members or self.members
+        return new_ensemble(suite.train, members, tail=self.tail, init=self.init, seed=self.options.seed)
+
+    def disagreement_set(self, suite: Suite) -> FeatureSet | None:
+        """What members disagree on, where the method takes a set for it."""
+        return (self.disagreement or suite.disagreement) if METHODS[self.method].takes_set else None
+
+    def name(self, suite: Suite) -> str:
+        """A folder name that changes with everything that the result depends on."""
+        ensemble, where = self.ensemble(suite), self.disagreement_set(suite)
+        facts = {
+            "train": suite.train.fingerprint,
+            "disagreement": None if where is None else where.fingerprint,
+            "tail": ensemble.about,
+            "init": self.init,
+            "settings": asdict(self.options.suited(self.method).resolve(self.method, len(ensemble))),
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return f"{self.method}-M{len(ensemble)}-seed{self.options.seed}-{digest[:10]}"
+
+
+def run_job(
+    job: Job,
+    suite: Suite,
+    folder: Path,
+    *,
+    keep: Literal["predictions", "values"] = "predictions",
+    calibrate: bool = True,
+    progress: bool = True,
+    fabric: Fabric | None = None,
+) -> pd.DataFrame:
+    """Train, evaluate and calibrate a method.
+
+    Args:
+        job: what to train.
+        suite: what to train and evaluate on.
+        folder: the run folder. A finished run in it is not trained again, and its values are not measured again
+            unless a set, a score, a metric or an aggregate has changed.
+        keep: whether to keep the predictions for a report, or the values only.
+        calibrate: set a threshold on the held-out set, if it is large enough and the run has none.
+        progress: show progress bars when stderr is a terminal.
+        fabric: Lightning Fabric, launched, for other devices or several processes.
+
+    Returns:
+        The frame of `evaluate`.
+    """
+    first = fabric is None or fabric.is_global_zero
+    ensemble = job.ensemble(suite)
+    fit(
+        ensemble, suite.train, job.method, job.options.suited(job.method), disagreement=job.disagreement_set(suite),
+        out=folder, progress=progress, fabric=fabric,
+    )  # fmt: skip
+    frame = evaluated(folder, suite) if first else None
+    if frame is None:
+        frame = saved.evaluate_run(
+            Run.open(folder), ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out,
+            keep=keep if first else "nothing", inputs=_inputs(suite), progress=progress and first,
+        )  # fmt: skip
+    # a threshold that is there already may be the user's
+    if calibrate and first and can_calibrate(suite) and not (folder / "detector.json").exists():
+        assert suite.held_out is not None
+        Detector.load(folder).calibrate(suite.held_out, FALSE_ALARMS).save(folder)
+    return frame
+
+
+def evaluated(folder: Path, suite: Suite) -> pd.DataFrame | None:
+    """The values that a run folder holds, if they are of this suite as it is now."""
+    try:
+        evaluation = saved.load(folder)
+    except RunError:  # none yet, or a damaged one
+        return None
+    return evaluation.frame if evaluation.about.inputs == _inputs(suite) else None
+
+
+def can_calibrate(suite: Suite) -> bool:
+    """Whether there are enough held-out samples for a threshold."""
+    return suite.held_out is not None and len(suite.held_out) >= conformal.needed(FALSE_ALARMS)
+
+
+def _inputs(suite: Suite) -> str:
+    """A digest of what the values of a run depend on besides the run."""
+    held_out = None if suite.held_out is None else suite.held_out.fingerprint
+    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] for s in suite.sets]
+    measured = [sorted(names) for names in (scores.SCORES, metrics.METRICS, aggregates.AGGREGATES)]
+    return hashlib.sha256(json.dumps([__version__, sets, held_out, measured]).encode()).hexdigest()
+
+
+def training_options(suite: str, given: Mapping[str, Any]) -> TrainOptions:
+    """How to train on a suite: its own recommendation, with the given options on top."""
+    recommended = suites.training(suite)
+    if "member_epochs" in given:
+        recommended.pop("epochs", None)  # which would win over it
+    return combine(TrainOptions, None, {**recommended, **given})
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with so many threads of PyTorch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def new_ensemble(
+    features: FeatureSet, members: int, *, tail: str | None = None, init: str = "random", seed: int = 0
+) -> Ensemble:
+    """Create an untrained ensemble for these features.
+
+    Args:
+        features: what it is to be trained on.
+        members: how many members.
+        tail: a name in `TAILS`, or "backbone" for the layers that were cut off; None: those, if they are more than the
+            classifier, else linear.
+        init: "random", or "pretrained" to start from the backbone's weights as far as they fit.
+        seed: decides the initial weights.
+    """
+    about = features.provenance.get("backbone")
+    if tail is None:
+        tail = "backbone" if about is not None and about["layers"] > 1 else "linear"
+    check_tail(tail)
+    if init not in INITS:
+        raise DissensusError(f"init must be random or pretrained; got {init!r}")
+    if about is None and (tail == "backbone" or init == "pretrained"):
+        raise DataError(
+            f"tail {tail} with init {init} needs a backbone; these features name none: extract them with one"
+        )
+    classes = max(2, len(features.classes))
+    ensemble = Ensemble(_template(tail, features, classes, about), members=members, seed=seed)
+    if init == "pretrained":
+        assert about is not None  # refused above
+        if not ensemble.start_from(backbones.restore(about).tail):
+            raise DataError(
+                f"init pretrained needs a tail like the backbone's; tail {tail} has nothing of it: use backbone"
+            )
+    return ensemble
+
+
+def check_tail(tail: str) -> None:
+    """Raise `UnknownNameError` for a tail that `new_ensemble` does not know."""
+    names = (*tails.TAILS, "backbone")
+    if tail not in names:
+        raise UnknownNameError("tail", tail, names)
+
+
+def _template(tail: str, features: FeatureSet, classes: int, about: Mapping[str, Any] | None) -> nn.Module:
+    description = (about or {}).get("tail")
+    if tail != "backbone":
+        description = {"name": tail, "features": tails.width(tail, features.shape)}
+    if description is None or not tails.fits(description, features.shape):
+        raise DataError(
+            f"tail {tail} does not take rows of shape {features.shape}: use tail backbone, or extract with layers 1"
+        )
+    return tails.build({**description, "classes": classes})
