@@ -6,8 +6,8 @@ import pytest
 
 from dissensus.cli import main
 from dissensus.evaluation import results
-from dissensus.experiments import demo
 from dissensus.training import TrainOptions, methods
+from dissensus.training.options import MEMBERS
 
 
 @pytest.mark.slow
@@ -34,6 +34,6 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
 
 def test_every_member_makes_the_same_number_of_steps_in_the_demo():
     for name, method in methods.METHODS.items():
-        members = method.members or demo.MEMBERS
+        members = method.members or MEMBERS
         settings = TrainOptions(member_epochs=20).resolve(name, members)
         assert settings.epochs * settings.active / members == 20, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet
+from dissensus.training import TrainOptions
 from tests.conftest import blobs
 
-TRAINING = {"member_epochs": 2, "lr": 0.05, "batch_size": 32, "diversity": 0.1, "confidence": 0.99}
+TRAINING = TrainOptions(member_epochs=2, lr=0.05, batch_size=32, diversity=0.1, confidence=0.99)
 
 
 def grouped(seed: int) -> FeatureSet:
@@ -43,7 +45,7 @@ def tiny(seed: int = 0) -> Suite:
 
 
 def lab(tmp_path, **options) -> Lab:
-    return Lab(lambda **changes: tiny(), tmp_path, training=TRAINING, quick=True, progress=False, **options)
+    return Lab(lambda **changes: tiny(), tmp_path, TRAINING, quick=True, progress=False, **options)
 
 
 @pytest.mark.parametrize("name", [name for name in studies.STUDIES if name not in ("examples", "layers", "backbones")])
@@ -107,9 +109,7 @@ def test_changing_one_thing_repeats_what_depends_on_it(tmp_path, monkeypatch):
     trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
     lab(tmp_path).run(trials)
     steps.clear()
-    changed = Lab(
-        lambda **changes: tiny(), tmp_path, training=TRAINING | {"diversity": 0.3}, quick=True, progress=False
-    )
+    changed = Lab(lambda **changes: tiny(), tmp_path, replace(TRAINING, diversity=0.3), quick=True, progress=False)
     changed.run(trials)  # a deep ensemble has no diversity
     assert len(steps) == 5 * 4  # sed-a2d: 2 epochs x 5 / 2 members, of 4 batches
     assert len(list((tmp_path / "runs").iterdir())) == 3
@@ -150,7 +150,7 @@ def test_sets_that_are_missing_are_named(tmp_path):
         whole = tiny()
         return Suite("bare", "Clouds.", whole.train, whole.sets[:1])
 
-    bench = Lab(bare, tmp_path, training=TRAINING, quick=True, progress=False)
+    bench = Lab(bare, tmp_path, TRAINING, quick=True, progress=False)
     with pytest.raises(DissensusError, match="study detection needs ood; suite bare has none: add a set of role ood"):
         studies.run("detection", bench)
     with pytest.raises(DissensusError, match="study groups needs groups; suite bare has none: use waterbirds"):

@@ -55,6 +55,7 @@ def extract(
         progress: show a progress bar when stderr is a terminal.
     """
     from dissensus import backbones
+    from dissensus.backbones import engines
     from dissensus.cli import inputs
     from dissensus.features import FeatureSet, check_backbone
     from dissensus.features import extract as run
@@ -63,6 +64,7 @@ def extract(
     if not images or not out:
         raise DissensusError("images and --out must name something; got an empty name")
     options = ExtractOptions(**extraction)
+    engines.ENGINES.check(options.engine)
     rows = inputs.pairs("--only", only or [])
     named = None if classes_of is None else FeatureSet.open(classes_of)
     image_set = ImageSet.find(

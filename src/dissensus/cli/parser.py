@@ -27,9 +27,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""
-        message = re.sub(r"^argument (\S+?)(?:/\S+)?: ", r"\1 ", message)
+        value = re.fullmatch(r"argument (\S+?)(?:/\S+)?: (.*)", message, flags=re.DOTALL)
+        if value is not None and value[2].startswith("unknown "):
+            fail(value[2])
+        if value is not None:
+            fail(f"{value[1]} {value[2].replace('expected one argument', 'needs a value')}")
         message = message.replace("the following arguments are required:", "required, but not given:")
-        fail(f"{message.replace('expected one argument', 'needs a value')} (see: {self.prog} --help)")
+        fail(f"{message} (see: {self.prog} --help)")
 
 
 Actions = dict[str, Action]  # of a command, by parameter or option
@@ -137,7 +141,8 @@ def _about(option: Option) -> dict[str, Any]:
         kind = typing.get_args(kind)[0]
     if kind is bool:
         return {**about, "action": argparse.BooleanOptionalAction}
-    about["type"] = _converter(option.parse or CONVERTERS.get(kind) or partial(_one_of, typing.get_args(kind)))
+    one_of = partial(_one_of, _flag(option.name), typing.get_args(kind))
+    about["type"] = _converter(option.parse or CONVERTERS.get(kind, one_of))
     if typing.get_origin(kind) is Literal:
         about["choices"] = typing.get_args(kind)
     elif pattern := re.search(r"each as ([A-Z]+=[A-Z]+)", text):
@@ -167,9 +172,9 @@ def _number(text: str) -> float:
         raise DissensusError(f"must be a number; got {short(text)}") from None
 
 
-def _one_of(known: Sequence[str], text: str) -> str:
+def _one_of(flag: str, known: Sequence[str], text: str) -> str:
     if text not in known:
-        raise DissensusError(f"must be one of {', '.join(known)}; got {short(text)}")
+        raise UnknownNameError(flag, text, known)
     return text
 
 
@@ -201,7 +206,7 @@ def _apply(path: str, actions: Actions) -> None:
         try:
             action.default = _from_yaml(action, value)
         except ArgumentTypeError as error:
-            raise DissensusError(f"{key} in {path} {error}") from error
+            raise DissensusError(f"{key} in {path}: {error}") from error
         action.required = False
         if not action.option_strings:
             action.nargs = "*" if action.nargs == "+" else "?"

@@ -35,8 +35,8 @@ def predict(
 
     Args:
         run: a run folder, preferably calibrated: dissensus calibrate.
-        paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or - for
-            a list of paths on stdin.
+        paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or -
+            for a list of paths on stdin.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote.

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.files import cannot_write
 from dissensus._core.options import combine, documented, listed
-from dissensus.backbones import Backbone
+from dissensus.backbones import Backbone, engines
 from dissensus.features.encoder import Encoder
 from dissensus.features.extraction import Extraction, Plan, one_line
 from dissensus.features.featureset import FeatureSet
@@ -82,6 +82,7 @@ def extract(
         >>> features = extract(ImageSet.find("photos"), backbones.create("lite0"), "features", engine="onnx")
     """
     options = combine(ExtractOptions, options, keywords)
+    engines.ENGINES.check(options.engine)
     if options.corruption is not None:
         # Checked here, where the error is one line; in a worker it would be a traceback.
         corruptions.corrupt(Image.new("RGB", (32, 32)), options.corruption, options.severity, 0)
