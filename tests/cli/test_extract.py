@@ -127,17 +127,10 @@ def test_impossible_shares(text, tree, tmp_path, capsys):
         (["--layers", 3], "layers must be 1, the classifier, or 2, the layer before it too; got 3"),
         (["--only", "x"], "--only takes COLUMN=VALUE; got 'x': write --only x=VALUE"),
         (["--backbone", "test_vitt"], "unknown backbone 'test_vitt': did you mean 'test_vit"),
-<<<<<<< HEAD
         (["--size", 0], "at least one pixel per side; got size=0"),
         (["--weights", "none.safetensors"], "weights must be a local file; none.safetensors is not"),
-        (["--engine", "steam"], "unknown --engine 'steam': known: eager, onnx"),
-        (["--devices", 0], "devices and num_nodes must be at least 1; got devices=0"),
-=======
-        (["--size", 0], "at least one pixel a side; got size=0"),
-        (["--weights", "none.safetensors"], "weights must be a local file; none.safetensors is none"),
         (["--engine", "steam"], "unknown engine 'steam'"),
         (["--devices", 0], "devices must be at least 1; got 0"),
->>>>>>> 0d0112d (Flags, values and config keys: one form of error)
         (["--out", ""], "images and --out must name something"),
         (["--classes-of", "nowhere"], "features are a folder; nowhere is not"),
         (["--base", "."], "base"),
