@@ -12,7 +12,6 @@ import pytest
 
 from dissensus import fit
 from dissensus.cli import main
-from dissensus.serve import responses
 from tests.conftest import blobs, linear
 from tests.serve.conftest import BAD, Server, needs_gradio
 
@@ -54,15 +53,21 @@ def ask(url: str, *files: tuple[str, bytes], **query: object) -> tuple[int, dict
     return found.status_code, found.json()
 
 
-def fits(value: object, schema: dict) -> bool:
-    """Whether a value is as a JSON schema of the few kinds used here says."""
+def fits(value: object, schema: dict, parts: dict) -> bool:
+    """Whether a value follows a JSON schema of the few kinds used here."""
+    if "$ref" in schema:
+        return fits(value, parts[schema["$ref"].rpartition("/")[2]], parts)
+    if "anyOf" in schema:
+        return any(fits(value, one, parts) for one in schema["anyOf"])
     kinds = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
-    allowed = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if not any(value is None if kind == "null" else isinstance(value, kinds[kind]) for kind in allowed):
+    if not isinstance(value, (kinds | {"null": type(None)})[schema["type"]]) or value not in schema.get(
+        "enum", [value]
+    ):
         return False
     if isinstance(value, dict):
-        return set(value) == set(schema["required"]) and all(fits(v, schema["properties"][k]) for k, v in value.items())
-    return all(fits(v, schema["items"]) for v in value) if isinstance(value, list) else True
+        same = set(value) == set(schema["required"])
+        return same and all(fits(v, schema["properties"][k], parts) for k, v in value.items())
+    return all(fits(v, schema["items"], parts) for v in value) if isinstance(value, list) else True
 
 
 @needs_gradio
@@ -72,7 +77,7 @@ def test_api_says_what_the_detector_says_and_what_its_schema_says(server, servic
     files = [(name, (place / name).read_bytes()) for name in ("digit.png", "photo.png", "paper.png")]
     status, answer = ask(server.url, *files)
     assert status == 200
-    expected = [responses.result(service, service.inspect(*file)) for file in files]
+    expected = [service.result(service.inspect(*file)) for file in files]
     for found, wanted in zip(answer["results"], expected, strict=True):
         assert found["score"] == (None if wanted["score"] is None else pytest.approx(wanted["score"], abs=1e-4))
         same = ("path", "label", "class", "p_value", "verdict", "error", "votes")
@@ -81,7 +86,8 @@ def test_api_says_what_the_detector_says_and_what_its_schema_says(server, servic
 
     document = httpx.get(f"{server.url}/api/schema").json()
     described = document["paths"]["/api/predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
-    assert fits(answer, described)
+    assert fits(answer, described, document["components"]["schemas"])
+    assert not fits({**answer, "score": None}, described, document["components"]["schemas"])
     health = httpx.get(f"{server.url}/api/health").json()
     assert health["status"] == "ok"
     assert (health["run"], health["calibrated"], health["false_alarms"]) == ("run", True, 0.05)

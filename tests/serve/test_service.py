@@ -12,8 +12,8 @@ from dissensus import Detector, FeatureSet
 from dissensus._core.errors import DataError
 from dissensus.evaluation.examples import Example
 from dissensus.images import thumbnail
-from dissensus.serve import cards, examples, responses
-from dissensus.serve.gauge import gauge
+from dissensus.serve import cards, examples
+from dissensus.serve.cards import gauge
 from dissensus.serve.neighbours import Neighbours
 from dissensus.serve.service import Inspection, Service
 from tests.serve.conftest import BAD
@@ -56,7 +56,7 @@ def test_bad_files_are_named_with_the_reason(service, name):
     inspection = service.inspect(name, data)
     assert inspection == Inspection(name, error=reason)
     assert f"{name}: {reason}" in cards.card(service, inspection)
-    assert responses.result(service, inspection)["error"] == reason
+    assert service.result(inspection)["error"] == reason
 
 
 def test_card_has_verdict_gauge_classes_and_members(service, place):
@@ -102,13 +102,13 @@ def test_uncalibrated_run_has_no_verdict(place):
     inspection = plain.inspect("digit.png", (place / "digit.png").read_bytes())
     assert plain.rates is None
     assert "No verdict" in cards.card(plain, inspection)
-    assert responses.facts(plain) == {"run": "plain", "score": "pds", "calibrated": False, "false_alarms": None}
-    assert responses.result(plain, inspection)["verdict"] is None
+    assert plain.facts() == {"run": "plain", "score": "pds", "calibrated": False, "false_alarms": None}
+    assert plain.result(inspection)["verdict"] is None
 
 
 def test_table_has_a_row_for_every_file(service, place):
     inspection = [service.inspect(name, (place / name).read_bytes()) for name in ("digit.png", "paper.png")]
-    frame = responses.table(service, inspection)
+    frame = service.table(inspection)
     assert list(frame["path"]) == ["digit.png", "paper.png"]
     assert list(frame.columns)[-4:] == [f"member {m}" for m in (1, 2, 3, 4)]
     assert frame["error"][1] == "not an image"

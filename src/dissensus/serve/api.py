@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, File, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
-from dissensus.serve.responses import ANSWER, ERROR, facts, result
 from dissensus.serve.service import Service
 
 PREDICT = "/api/predict"
@@ -22,13 +22,62 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def create(service: Service, max_upload: int) -> FastAPI:
-    """Create the application, without its page.
+class Probability(BaseModel):
+    """One of the most probable classes."""
 
-    Args:
-        service: The detector.
-        max_upload: The largest request, in bytes.
-    """
+    class_name: str = Field(alias="class")
+    probability: float
+
+
+class Result(BaseModel):
+    """One file. If it cannot be read, error says why and the rest is null."""
+
+    path: str = Field(description="the file's name as sent")
+    label: int | None = Field(description="predicted class, as a number")
+    class_name: str | None = Field(alias="class", description="predicted class, by name")
+    confidence: float | None = Field(description="probability of that class")
+    score: float | None = Field(description="higher = more out of distribution")
+    p_value: float | None = Field(
+        description="how unusual the score is among held-out images; null if the run is not calibrated"
+    )
+    verdict: Literal["in", "out"] | None = Field(description="null if the run is not calibrated")
+    error: str | None
+    votes: list[str] = Field(description="each member's class")
+    threshold: float | None = Field(description="the score above which the verdict is out")
+    top: list[Probability] = Field(description="the most probable classes")
+
+
+class Answer(BaseModel):
+    """What a prediction returns."""
+
+    run: str = Field(description="name of the run folder")
+    score: str = Field(description="the score; several are joined by +")
+    calibrated: bool
+    false_alarms: float | None = Field(description="the rate of these verdicts")
+    results: list[Result] = Field(description="one for each file, in order")
+
+
+class Error(BaseModel):
+    """What is wrong with a request."""
+
+    error: str
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": Answer, "description": "at least one file was read"},
+    400: {
+        "model": Error,
+        "description": "a rate that the calibration does not support, or a request that cannot be parsed",
+    },
+    411: {"model": Error, "description": "no Content-Length"},
+    413: {"model": Error, "description": "too large"},
+    422: {"model": Error, "description": "no file, or none that is a readable image"},
+    503: {"model": Error, "description": "too many requests are waiting"},
+}
+
+
+def create(service: Service, max_upload: int) -> FastAPI:
+    """Create the application, without its page, for requests of up to `max_upload` bytes."""
     app = FastAPI(
         title="Dissensus",
         version=__version__,
@@ -48,9 +97,9 @@ def create(service: Service, max_upload: int) -> FastAPI:
 
         A single file that is not an image is error 422; among several it is a result with an error.
         """
-        answer = facts(service, false_alarms)  # checks the rate before any image is run
+        answer = service.facts(false_alarms)  # checks the rate before any image is run
         inspections = [service.inspect(file.filename or "", file.file.read()) for file in files]
-        answer["results"] = [result(service, one, false_alarms) for one in inspections]
+        answer["results"] = [service.result(one, false_alarms) for one in inspections]
         bad = [one for one in inspections if one.error is not None]
         if len(bad) < len(inspections):
             return JSONResponse(answer)
@@ -60,12 +109,12 @@ def create(service: Service, max_upload: int) -> FastAPI:
 
     async def health() -> JSONResponse:
         """Return the status and the name of the run."""
-        return JSONResponse({"status": "ok", "version": __version__, **facts(service)})
+        return JSONResponse({"status": "ok", "version": __version__, **service.facts()})
 
     async def unknown() -> JSONResponse:
         return JSONResponse({"error": f"there are POST {PREDICT}, GET /api/health and GET /api/schema"}, 404)
 
-    app.add_api_route(PREDICT, predict, methods=["POST"], response_class=JSONResponse, responses=_documented())
+    app.add_api_route(PREDICT, predict, methods=["POST"], response_class=JSONResponse, responses=RESPONSES)
     app.add_api_route("/api/health", health, methods=["GET"], response_class=JSONResponse)
     # Before the page, which is mounted at the root and answers everything else.
     app.add_api_route("/api/{rest:path}", unknown, methods=["GET", "POST", "PUT", "DELETE"], include_in_schema=False)
@@ -130,17 +179,3 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
         text = rule if "files" in where or not where else f"{'.'.join(where)}: {first['msg'].lower()}"
         return JSONResponse({"error": text}, 422)
     return JSONResponse({"error": str(error)}, 400)
-
-
-def _documented() -> dict[int | str, dict[str, Any]]:
-    def body(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-        return {"description": text, "content": {"application/json": {"schema": schema}}}
-
-    return {
-        200: body("at least one file was read", ANSWER),
-        400: body("a rate that the calibration does not support, or a request that cannot be parsed", ERROR),
-        411: body("no Content-Length", ERROR),
-        413: body("too large", ERROR),
-        422: body("no file, or none that is a readable image", ERROR),
-        503: body("too many requests are waiting", ERROR),
-    }

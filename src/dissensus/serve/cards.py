@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
 from markupsafe import Markup, escape
 
 from dissensus.detection.verdicts import Verdict
-from dissensus.serve.gauge import gauge
 from dissensus.serve.neighbours import Neighbours
 from dissensus.serve.service import Inspection, Service
 
@@ -19,6 +19,7 @@ HEADLINES = {
     "": ("?", "No verdict", "This run is not calibrated."),
     "error": ("✗", "This file cannot be used", ""),
 }
+CENTRE, RADIUS = (150.0, 142.0), 104.0  # of the gauge
 EMPTY = Markup('<div class="dv dv-empty">The verdict appears here.</div>')
 
 
@@ -30,7 +31,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
     rule = service.detector_at(rate).threshold
     parts = [_headline(verdict, inspection)]
     if rule is not None and verdict.p_value is not None and verdict.label is not None and limit is not None:
-        count = service.calibration_count(verdict.label)
+        count = len(rule.calibrated.values[verdict.label if rule.calibrated.by_class else 0])
         of = f" predicted as {verdict.class_name}" if rule.calibrated.by_class else ""
         words = f"{in_words(verdict.p_value, count, of)} {_rule(rule.false_alarms, rule.name, verdict, limit)}"
         parts += [
@@ -132,3 +133,67 @@ def _nearest(neighbours: Neighbours | None, inspection: Inspection) -> Markup:
 
 def _join(parts: Iterable[Markup]) -> Markup:
     return Markup("").join(escape(part) for part in parts)
+
+
+def gauge(p_value: float, rate: float, count: int) -> Markup:
+    """Return an SVG half circle from usual to unusual, with a needle at the p-value and a mark at the false-alarm rate.
+
+    The scale is the logarithm of the p-value, which is the same for every score and keeps the threshold visible; it
+    ends at 1 / (count + 1), the smallest p-value. Zones differ in pattern as well as in colour.
+    """
+    needle, mark = _share(p_value, count), _share(rate, count)
+    words = f"p = {p_value:.3g}; {'out' if p_value <= rate else 'in'}: the threshold is at {rate:.3g}"
+    parts = [
+        f'<path class="zone-in" d="{_arc(0, mark)}"/>',
+        f'<path class="zone-out" d="{_arc(mark, 1)}"/>',
+        f'<path class="zone-stripes" d="{_arc(mark, 1)}"/>',
+        *_ticks(count),
+        f'<path class="mark" d="M{_at(mark, RADIUS - 15)} L{_at(mark, RADIUS + 15)}"/>',
+        _label(mark, f"{100 * rate:.3g}%", "mark-text", -29),
+        _needle(needle),
+    ]
+    return Markup(  # nothing here comes from the user
+        f'<svg class="gauge" viewBox="-20 0 340 172" role="img" aria-label="{words}">{"".join(parts)}'
+        '<text class="end" x="46" y="164">usual</text><text class="end" x="254" y="164">unusual</text></svg>'
+    )
+
+
+def _share(p_value: float, count: int) -> float:
+    """Return the position of a p-value on the scale: 0 for 1, 1 for the smallest."""
+    return min(1.0, max(0.0, math.log(p_value) / -math.log(count + 1)))
+
+
+def _at(share: float, radius: float) -> str:
+    angle = math.pi * (1 - share)
+    return f"{CENTRE[0] + radius * math.cos(angle):.1f} {CENTRE[1] - radius * math.sin(angle):.1f}"
+
+
+def _arc(start: float, end: float) -> str:
+    return f"M{_at(start, RADIUS)} A{RADIUS} {RADIUS} 0 0 1 {_at(end, RADIUS)}"
+
+
+def _ticks(count: int) -> list[str]:
+    powers = range(1, int(math.log10(count + 1)) + 1)
+    shares = [(_share(10.0**-power, count), f"1 in {10**power:,}") for power in powers]
+    return [
+        f'<path class="tick" d="M{_at(share, RADIUS + 10)} L{_at(share, RADIUS + 15)}"/>'
+        + _label(share, text, "tick-text", 21)
+        for share, text in shares
+    ]
+
+
+def _label(share: float, text: str, css_class: str, offset: float) -> str:
+    """Return text `offset` beyond the circle, or inside it if negative."""
+    x, y = map(float, _at(share, RADIUS + offset).split())
+    anchor = "middle" if 0.4 < share < 0.6 or offset < 0 else "end" if share <= 0.4 else "start"
+    return f'<text class="{css_class}" x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{text}</text>'
+
+
+def _needle(share: float) -> str:
+    x, y = CENTRE
+    turn = round(180 * share - 90, 1) + 0.0  # no -0.0
+    return (
+        f'<g class="needle" transform="rotate({turn} {x} {y})">'
+        f'<path d="M{x - 5} {y} L{x} {y - RADIUS + 12} L{x + 5} {y} Z"/></g>'
+        f'<circle class="hub" cx="{x}" cy="{y}" r="8"/>'
+    )

@@ -23,27 +23,16 @@ OF_ROLE = {"id": ("least", 4), "ood": ("most", 3), "shift": ("most", 1)}
 
 @dataclass(frozen=True)
 class Example:
-    """An image to try.
-
-    Attributes:
-        name: The file's name.
-        caption: What it shows.
-        data: The file's content.
-        picture: A small copy.
-    """
+    """An image to try."""
 
     name: str
     caption: str
-    data: bytes
-    picture: Image.Image
+    data: bytes  # the file's content
+    picture: Image.Image  # a small copy
 
 
 def of_folder(folder: str) -> list[Example]:
-    """Return the first readable images of a folder.
-
-    Raises:
-        DataError: If there is no folder, or no readable image in it.
-    """
+    """Return the first readable images of a folder."""
     if not Path(folder).is_dir():
         raise DataError(f"--examples must name a folder of images; there is none at {folder}: check the path")
     examples = list(islice(_readable(walk([folder])), COUNT))

@@ -17,40 +17,23 @@ VALUES = 2**26  # feature values in memory, 256 MB; larger sets are sampled
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A training image near a sample.
+    """A training image near a sample."""
 
-    Attributes:
-        class_name: Its class; empty if unknown.
-        similarity: Cosine between its features and the sample's.
-        picture: The image as a data URL; empty if unknown.
-        name: Its name, or its row number.
-    """
-
-    class_name: str
-    similarity: float
-    picture: str = ""
-    name: str = ""
+    class_name: str  # empty if unknown
+    similarity: float  # cosine between its features and the sample's
+    name: str  # of the image, or its row number
+    picture: str = ""  # a data URL; empty if unknown
 
 
 class Neighbours:
-    """Training features, to be searched by cosine similarity.
-
-    Args:
-        features: The training features; of more than `VALUES` values a random part is searched.
-        images: The images that they were extracted from, in the same order.
-
-    Raises:
-        DataError: If the images are not those of the features.
-    """
+    """Training features to search by cosine similarity, and the images that they were extracted from, if given."""
 
     def __init__(self, features: FeatureSet, images: ImageSet | None = None) -> None:
         samples = len(features) // features.passes  # later passes are the same images, augmented
         if images is not None:
             _check(features, images, samples)
         most = max(1, VALUES // features.width)
-        rows = torch.arange(samples)
-        if samples > most:
-            rows = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:most].sort().values
+        rows = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:most].sort().values
         self.features, self.images, self.rows, self.total = features, images, rows, samples
         self._directions = F.normalize(features.rows(rows).flatten(1), dim=1)
 
@@ -64,12 +47,12 @@ class Neighbours:
         labels = self.features.labels
         class_name = "" if labels is None else self.features.classes[int(labels[row])]
         if self.images is None:
-            return Neighbour(class_name, cosine, name=f"row {row:,}")
+            return Neighbour(class_name, cosine, f"row {row:,}")
         try:
             picture = thumbnail(self.images.image(row))
         except BadImage:  # removed or damaged since the extraction
             picture = ""
-        return Neighbour(class_name, cosine, picture, self.images.names[row])
+        return Neighbour(class_name, cosine, self.images.names[row], picture)
 
 
 def _check(features: FeatureSet, images: ImageSet, samples: int) -> None:

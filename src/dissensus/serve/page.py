@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from dissensus.serve.cards import EMPTY, card, problem
 from dissensus.serve.examples import Example
-from dissensus.serve.responses import table
 from dissensus.serve.service import Inspection, Service
 
 MANY = 200  # files per upload
@@ -26,20 +25,12 @@ SESSIONS = 500  # sessions whose inspections are kept
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 HIDDEN: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # the API is `api.py`, not Gradio's
 FORMATS = "JPEG, PNG, WebP, TIFF, GIF, BMP"
-FONTS: dict[str, Any] = {
-    "font": ["system-ui", "sans-serif"],
-    "font_mono": ["ui-monospace", "monospace"],
-}  # of the system: nothing is downloaded
+# fonts of the system: nothing is downloaded
+FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 
 
 def create(service: Service, examples: Sequence[Example], max_upload_mb: float) -> gr.Blocks:
-    """Create the page, to be mounted.
-
-    Args:
-        service: The detector.
-        examples: Images to click.
-        max_upload_mb: The largest file to accept.
-    """
+    """Create the page, to be mounted."""
     with gr.Blocks(analytics_enabled=False, title=f"Dissensus: {service.name}", delete_cache=(60, KEPT)) as blocks:
         gr.HTML(_header(service), elem_id="head")
         slider = _slider(service)
@@ -190,7 +181,7 @@ def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> None:
     def show(inspections: Sequence[Inspection], percent: float) -> tuple[str, Any]:
         if not inspections:
             return "", gr.update(visible=False)
-        rows = table(service, inspections, _rate(service, percent))
+        rows = service.table(inspections, _rate(service, percent))
         return _summary(rows), gr.update(value=_readable(rows), visible=True)
 
     def inspect(paths: list[str] | None, percent: float) -> tuple[Sequence[Inspection], str, Any]:

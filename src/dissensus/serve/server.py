@@ -16,11 +16,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket to an address, without listening yet; port 0 picks a free one.
-
-    Raises:
-        DissensusError: If the address is not of this machine, or taken.
-    """
+    """Bind a socket to an address, without listening yet; port 0 picks a free one."""
     if not 0 <= port <= 65535:
         raise DissensusError(f"--port must be within 0..65535; got {port}: try 7860")
     try:
@@ -49,15 +45,7 @@ def serve(
     max_upload_mb: float,
     ready: Callable[[], None],
 ) -> None:
-    """Serve until interrupted.
-
-    Args:
-        service: The detector.
-        examples: Images to click on the page.
-        where: The socket that `bind` returned.
-        max_upload_mb: The largest upload, in MB.
-        ready: Called once the server answers.
-    """
+    """Serve on a socket that `bind` returned until interrupted; call `ready` once the server answers."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that hangs up must not end the server
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import Any
 
+import pandas as pd
 from PIL import Image
 from torch import Tensor
 
 from dissensus._core.errors import DissensusError
 from dissensus.detection.detector import Detector
-from dissensus.detection.verdicts import Verdict
+from dissensus.detection.verdicts import Verdict, frame
 from dissensus.functional import aggregates, conformal
 from dissensus.images import BadImage, decode, thumbnail
 from dissensus.serve.neighbours import Neighbour, Neighbours
@@ -22,53 +24,29 @@ PIXELS = 320  # longer side of the picture on a card
 
 @dataclass(frozen=True)
 class Inspection:
-    """An uploaded file after one forward pass; verdicts at any false-alarm rate follow without another.
-
-    Attributes:
-        name: The file's name.
-        logits: (M, 1, C); None if the file cannot be read.
-        picture: The image as a data URL, if requested.
-        nearest: The nearest training images, if requested and known.
-        error: Why the file cannot be read.
-    """
+    """An uploaded file after one forward pass; verdicts at any false-alarm rate follow without another."""
 
     name: str
-    logits: Tensor | None = None
-    picture: str = ""
-    nearest: tuple[Neighbour, ...] = ()
-    error: str | None = None
+    logits: Tensor | None = None  # (M, 1, C); None if the file cannot be read
+    picture: str = ""  # the image as a data URL, if requested
+    nearest: tuple[Neighbour, ...] = ()  # training images, if requested and known
+    error: str | None = None  # why the file cannot be read
 
 
 class Service:
-    """A detector for several threads.
+    """A detector for several threads; `name` is that of the run on the page and in responses.
 
     A lock lets one image at a time be decoded and run: threads would share the processor anyway, and memory stays that
     of one image.
-
-    Args:
-        detector: The detector.
-        name: How the run is called on the page and in responses.
-        neighbours: The training images to search, if any.
-
-    Raises:
-        DissensusError: If the detector cannot predict images.
     """
 
     def __init__(self, detector: Detector, name: str, neighbours: Neighbours | None = None) -> None:
         self.detector, self.name, self.neighbours = detector, name, neighbours
         self._lock = Lock()
-        blank = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(blank, "PNG")
-        self.inspect("blank", blank.getvalue())  # Fail now rather than at the first request.
+        detector.members(detector.members.encoder.image(Image.new("RGB", (8, 8))))  # fail now if it takes no images
 
     def inspect(self, name: str, data: bytes, *, details: bool = False) -> Inspection:
-        """Run trunk and members on an image.
-
-        Args:
-            name: The file's name.
-            data: The file's content.
-            details: Add picture and nearest training images, for the page.
-        """
+        """Run trunk and members on a file's content; `details` adds picture and nearest training images."""
         with self._lock:
             try:
                 image = decode(data)
@@ -91,11 +69,7 @@ class Service:
         return replace(verdicts[0], name=inspection.name), limit
 
     def detector_at(self, rate: float | None) -> Detector:
-        """Return the detector at another false-alarm rate.
-
-        Raises:
-            DissensusError: If the run is not calibrated, or its calibration does not support the rate.
-        """
+        """Return the detector at another false-alarm rate, if its calibration supports it."""
         if rate is None:
             return self.detector
         if self.detector.threshold is None:
@@ -112,13 +86,26 @@ class Service:
         pairs = zip(labels[:count].tolist(), probs[:count].tolist(), strict=True)
         return [(self.detector.classes[label], prob) for label, prob in pairs]
 
-    def calibration_count(self, label: int) -> int:
-        """Return how many held-out images the p-values of a predicted label compare with; 0 if not calibrated."""
-        rule = self.detector.threshold
-        if rule is None:
-            return 0
-        values = rule.calibrated.values
-        return len(values[label] if rule.calibrated.by_class else values[0])
+    def facts(self, rate: float | None = None) -> dict[str, Any]:
+        """Return what holds for every result at a false-alarm rate."""
+        rule = self.detector_at(rate).threshold
+        return {
+            "run": self.name,
+            "score": self.detector.score_name,
+            "calibrated": rule is not None,
+            "false_alarms": None if rule is None else rule.false_alarms,
+        }
+
+    def result(self, inspection: Inspection, rate: float | None = None) -> dict[str, Any]:
+        """Return plain values for JSON: the verdict, its threshold and the most probable classes."""
+        verdict, limit = self.verdict(inspection, rate)
+        classes = [] if verdict.error is not None else self.top_classes(inspection)
+        top = [{"class": name, "probability": round(prob, 6)} for name, prob in classes]
+        return verdict.as_dict(votes=True) | {"threshold": None if limit is None else float(f"{limit:.7g}"), "top": top}
+
+    def table(self, inspections: Sequence[Inspection], rate: float | None = None) -> pd.DataFrame:
+        """Return one row per file: the columns of `dissensus predict`, then the members' votes."""
+        return frame([self.verdict(one, rate)[0] for one in inspections], len(self.detector.ensemble))
 
     @property
     def rates(self) -> tuple[float, float] | None:
