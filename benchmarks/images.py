@@ -24,7 +24,7 @@ from benchmarks.measure import WARM_UP, Bar, Comparison, Side, Sizes, compare
 from benchmarks.steps import cpu_fabric
 from dissensus import backbones
 from dissensus._core import extras
-from dissensus.backbones import Backbone, engines, tracing
+from dissensus.backbones import Backbone, engines, onnx_runtime
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.export import onnx
@@ -180,7 +180,7 @@ def _eager_detector(sizes: Sizes) -> Callable[[], object]:
 def _exported_detector(folder: Path, sizes: Sizes) -> Callable[[], object]:
     path = folder / "detector.onnx"
     onnx.write(_detector(sizes), path)
-    return partial(tracing.session(path), _pixels(sizes))
+    return partial(onnx_runtime.session(path), _pixels(sizes))
 
 
 def _model(sizes: Sizes) -> ImageEnsemble:

@@ -510,8 +510,8 @@ def test_sizes_that_a_model_does_not_take(name, size):
 
 def test_squashed_images_are_squashed():
     """Some weights were tested on images made square first; timm records it."""
-    assert backbones.backbone._preprocessing(backbones.backbone._config("dm_nfnet_f0"), None, None).squash
-    assert not backbones.backbone._preprocessing(backbones.backbone._config("resnet18"), None, None).squash
+    assert backbones.backbone._preprocessing(weights.config_of("dm_nfnet_f0"), None, None).squash
+    assert not backbones.backbone._preprocessing(weights.config_of("resnet18"), None, None).squash
 
 
 # ---- fingerprint, description, restoring ----

@@ -28,7 +28,7 @@ from dissensus import backbones
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError, RunError, UnknownNameError
 from dissensus._core.files import assembling
-from dissensus.backbones import engines, surgery, tracing
+from dissensus.backbones import engines, onnx_runtime, surgery
 from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
@@ -129,9 +129,9 @@ def test_every_score_survives_conversion_however_sure_the_members(tmp_path):
             return tuple(onnx.plain(name)(logits) for name in names)
 
     for members, names in ((1, ["a2d", "unique"]), (4, list(scores.SCORES))):
-        made = tracing.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
+        made = onnx_runtime.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
         made.save(tmp_path / "scores.onnx")
-        run = tracing.session(tmp_path / "scores.onnx")
+        run = onnx_runtime.session(tmp_path / "scores.onnx")
         for scale in (0.0, 1.0, 30.0, 1e3, 1e4):
             logits = scale * torch.randn(members, 40, 7, generator=torch.Generator().manual_seed(1))
             for name, got in run(logits).items():
@@ -153,7 +153,7 @@ CALIBRATIONS = {
 def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
     detector = Detector(fitted(), NAMES).calibrate(blobs(600, seed=1, noise=1.5), 0.1, **CALIBRATIONS[kind])
     onnx.write(detector, tmp_path / "d.onnx")
-    run = tracing.session(tmp_path / "d.onnx")
+    run = onnx_runtime.session(tmp_path / "d.onnx")
     for count, seed in ((1, 2), (499, 3)):
         batch = blobs(count, seed=seed, noise=2.5).rows(slice(None))
         got, expected = run(batch), detector.predict(batch)
@@ -169,7 +169,7 @@ def test_another_tail_and_aggregate_and_no_calibration(tmp_path):
     detector = Detector(Ensemble(tails.create("mlp", 6, 3), members=3), NAMES, aggregate="vote")
     onnx.write(detector, tmp_path / "d.onnx")
     batch = blobs(50).rows(slice(None))
-    got, expected = tracing.session(tmp_path / "d.onnx")(batch), detector.predict(batch)
+    got, expected = onnx_runtime.session(tmp_path / "d.onnx")(batch), detector.predict(batch)
     assert list(got) == ["label", "logits", "member_probs", "score"], "without a calibration there are no verdicts"
     assert torch.equal(got["label"], expected.label)
     torch.testing.assert_close(got["score"], expected.score, rtol=1e-4, atol=1e-4)
@@ -190,7 +190,7 @@ def test_five_hundred_images_agree_with_pytorch(name, layers, tmp_path):
     engine, batch = engines.create("eager", detector.backbone), pixels(500)
     detector.calibrate(engine(pixels(100, seed=1)), 0.1, by_class=False)
     onnx.write(detector, tmp_path / "d.onnx")
-    run = tracing.session(tmp_path / "d.onnx")
+    run = onnx_runtime.session(tmp_path / "d.onnx")
     parts = [run(some) for some in batch.split(200)]
     got = {key: torch.cat([part[key] for part in parts], int(key == "member_probs")) for key in parts[0]}
     logits = onnx.logits_of(detector, batch, images=True)
@@ -229,7 +229,7 @@ def test_the_file_says_what_it_is(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.onnx"], "one file, and nothing beside it"
     assert (tmp_path / "d.onnx").stat().st_mode & 0o777 == 0o666 & ~_umask()
     onnx.write(detector, tmp_path / "d.onnx", images=False)  # over an earlier export
-    got = tracing.session(tmp_path / "d.onnx")(torch.zeros(5, 64))
+    got = onnx_runtime.session(tmp_path / "d.onnx")(torch.zeros(5, 64))
     assert got["verdict"].shape == (5,)
 
 
@@ -258,7 +258,7 @@ def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
 
     ensemble, held_out = fitted(), blobs(300, seed=1)
     onnx.write(Detector(ensemble, NAMES).calibrate(held_out, score="spread"), tmp_path / "d.onnx")
-    assert tracing.session(tmp_path / "d.onnx")(torch.zeros(3, 6))["verdict"].shape == (3,)
+    assert onnx_runtime.session(tmp_path / "d.onnx")(torch.zeros(3, 6))["verdict"].shape == (3,)
     for name in ("numpys", "burnt"):
         detector = Detector(ensemble, NAMES).calibrate(held_out, score=["pds", name])
         with pytest.raises(

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from dissensus.images import BadImage, ImageSet, _tars
+from dissensus.images import BadImage, ImageSet
 from tests.images.samples import BAD, RED, packed, plain, refused
 
 
@@ -38,7 +38,6 @@ def _first_pixels(images, index):
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_tar_is_read_by_several_processes(thousand, how):
     images = ImageSet.from_tar(str(thousand))
-    images.image(0)  # the handle is open before the others start
     index = [list(range(i, 900, 3)) for i in range(2)]
     with warnings.catch_warnings(), get_context(how).Pool(2 if how == "fork" else 1) as pool:
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
@@ -97,12 +96,13 @@ def test_folder_of_tars(tmp_path):
     assert _first_pixels(images.subset([2, 0]), range(2)) == [2, 0]
 
 
-def test_only_so_many_tars_are_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(_tars, "MAX_OPEN", 2)
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="lists open files by /proc")
+def test_tars_are_closed_after_each_read(tmp_path):
     paths = [packed(tmp_path / f"{i}.tar", {"0.png": plain((i, 0, 0))}) for i in range(5)]
     images = ImageSet.from_tar(paths)
+    before = len(os.listdir("/proc/self/fd"))
     assert _first_pixels(images, [0, 1, 2, 3, 4, 0]) == [0, 1, 2, 3, 4, 0]
-    assert len(images._reader._open) == 2
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_flat_tar_is_unlabelled_and_what_is_no_file_is_skipped(tmp_path):

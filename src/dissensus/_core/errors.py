@@ -6,7 +6,7 @@ The command line prints these and exits with code 2; any other exception is a de
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class DissensusError(ValueError):
@@ -46,3 +46,8 @@ def short(value: object) -> str:
         text = f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def some(values: Sequence[object], most: int = 4) -> str:
+    """The first few values, for a message."""
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")

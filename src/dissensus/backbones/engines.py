@@ -17,7 +17,7 @@ from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder, make_folder, replacing
 from dissensus._core.registry import Registry
-from dissensus.backbones import Backbone, tracing
+from dissensus.backbones import Backbone, onnx_runtime
 
 Engine = Callable[[Tensor], Tensor]
 AT_ONCE = 2**18  # pixels
@@ -85,11 +85,11 @@ def onnx(backbone: Backbone, device: torch.device) -> Engine:
 
 
 def _export(module: nn.Module, pixels: Tensor, path: Path) -> None:
-    tracing.convert(module, pixels, ["pixels"], ["features"]).save(path, external_data=False)
+    onnx_runtime.convert(module, pixels, ["pixels"], ["features"]).save(path, external_data=False)
 
 
 def _session(path: Path) -> Engine:
-    run = tracing.session(path, patient=True)  # workers decode the next images meanwhile
+    run = onnx_runtime.session(path, patient=True)  # workers decode the next images meanwhile
     return lambda pixels: run(pixels)["features"]
 
 

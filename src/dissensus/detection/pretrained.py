@@ -24,8 +24,7 @@ from dissensus import backbones
 from dissensus._core import documents, tensors
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import DissensusError, RunError, UnknownNameError
-from dissensus.backbones import Backbone, weights
-from dissensus.backbones.description import BackboneDescription
+from dissensus.backbones import Backbone, BackboneDescription, weights
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.threshold import DOCUMENT, Identity, Threshold
 from dissensus.functional import aggregates

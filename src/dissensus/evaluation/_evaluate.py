@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import pandas as pd
 from tqdm import tqdm
 
-from dissensus._core.errors import DataError
+from dissensus._core.errors import DataError, some
 from dissensus.evaluation.predictions import Predictions, predict
 from dissensus.evaluation.soups import make_soups
 from dissensus.evaluation.suite import SuiteSet
@@ -136,7 +136,7 @@ def _check_set(ensemble: Ensemble, s: SuiteSet, trained: Sequence[str] | None) -
     numbered = features.classes == tuple(str(i) for i in range(len(features.classes)))
     if trained is not None and not numbered and features.classes != tuple(trained):
         raise DataError(
-            f"classes must be those of the training set, {_some(trained)}; {s.name} has {_some(features.classes)}: "
+            f"classes must be those of the training set, {some(trained)}; {s.name} has {some(features.classes)}: "
             "number its labels as in training"
         )
     if s.subset is not None and (
@@ -144,11 +144,7 @@ def _check_set(ensemble: Ensemble, s: SuiteSet, trained: Sequence[str] | None) -
         or len(s.subset) < 2
         or not 0 <= min(s.subset) <= max(s.subset) < (classes or 2**31)
     ):
-        raise DataError(f"a subset lists two or more different classes of the ensemble; {s.name} has {_some(s.subset)}")
-
-
-def _some(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:4])) + (", ..." if len(values) > 4 else "")
+        raise DataError(f"a subset lists two or more different classes of the ensemble; {s.name} has {some(s.subset)}")
 
 
 def _rows(s: SuiteSet, predictions: Predictions, inside: Predictions) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dissensus import __version__
 from dissensus._core import documents, tensors
 from dissensus._core.files import assembling, make_folder, replacing
-from dissensus.backbones.description import BackboneDescription
+from dissensus.backbones import BackboneDescription
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import CONFIG, ENSEMBLE, TRUNK, HubDocument, TrainedOn

@@ -20,7 +20,7 @@ from dissensus import __version__
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import assembling
-from dissensus.backbones import engines, tracing
+from dissensus.backbones import engines, onnx_runtime
 from dissensus.detection.detector import Detector
 from dissensus.export import parity
 from dissensus.export.graph import OUTPUTS, Graph, plain
@@ -52,7 +52,7 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     graph = Graph(detector, images=images)
     with assembling(out) as path:
         _save(graph, samples[: BATCH_SIZES[1]], path, _metadata(detector, images=images))
-        session = tracing.session(path)
+        session = onnx_runtime.session(path)
         for batch in torch.split(samples, list(BATCH_SIZES)):
             parity.check(detector, logits_of(detector, batch, images=images), session(batch))
 
@@ -112,7 +112,7 @@ def _samples(detector: Detector, *, images: bool) -> Tensor:
 def _save(graph: Graph, batch: Tensor, path: Path, about: Mapping[str, str]) -> None:
     outputs = OUTPUTS if graph.rule is not None else OUTPUTS[:4]
     try:
-        program = tracing.convert(graph, batch, [about["input"]], outputs)
+        program = onnx_runtime.convert(graph, batch, [about["input"]], outputs)
     except Exception as error:  # a trunk, tail or score that cannot be traced may raise anything
         raise _not_traceable(graph, error) from error
     program.model.metadata_props.update(about)
@@ -123,7 +123,7 @@ def _not_traceable(graph: Graph, error: Exception) -> DissensusError:
     """The error for what cannot be traced; it names the score, if one of them fails alone."""
     for name in [] if graph.rule is None else [score.__name__ for score in graph.rule.scores]:
         try:
-            tracing.convert(_Alone(name), torch.zeros(2, 3, 4), ["logits"], ["score"], axis=1)
+            onnx_runtime.convert(_Alone(name), torch.zeros(2, 3, 4), ["logits"], ["score"], axis=1)
         except Exception as cause:  # as above
             return DissensusError(
                 f"an exported score must consist of torch functions that take batches of any size; {name} does not "

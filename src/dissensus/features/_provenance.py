@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from dissensus._core import documents
 from dissensus._core.documents import Part
 from dissensus._core.errors import DataError
-from dissensus.backbones.description import BackboneDescription
+from dissensus.backbones import BackboneDescription
 
 if TYPE_CHECKING:
     from dissensus.features.featureset import FeatureSet

@@ -24,7 +24,7 @@ from dissensus._core import documents
 from dissensus._core.documents import Document
 from dissensus._core.errors import DataError
 from dissensus._core.files import replacing
-from dissensus.backbones.description import BackboneDescription
+from dissensus.backbones import BackboneDescription
 from dissensus.features._provenance import Count
 from dissensus.features._shards import INDEX, Dtype, Index, Shard
 from dissensus.features.store import LOCK, Store

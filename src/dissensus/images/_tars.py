@@ -8,16 +8,14 @@ import os
 import posixpath
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from PIL import Image
 
 from dissensus._core.errors import DataError
 from dissensus.images._listing import Listing, PathLike, folder_labels, label_values, listing_errors
 from dissensus.images.decoding import SUFFIXES, BadImage, decode, file_errors
-
-MAX_OPEN = 64  # tars a process holds open: a data set may have thousands of them
 
 
 @dataclass(frozen=True)
@@ -27,32 +25,15 @@ class Tars:
     paths: tuple[str, ...]
     starts: tuple[int, ...]  # the place of each tar's first byte
     identity = ""
-    _open: dict[tuple[int, str], BinaryIO] = field(default_factory=dict, repr=False, compare=False)
 
     def read(self, name: str, place: int, size: int) -> Image.Image:
         at = bisect.bisect_right(self.starts, place) - 1
-        with file_errors():
-            file = self._file(self.paths[at])
+        with file_errors(), open(self.paths[at], "rb") as file:
             file.seek(place - self.starts[at])
             data = file.read(size)
         if len(data) < size:
             raise BadImage("truncated: its tar changed since it was listed")
         return decode(data)
-
-    def _file(self, path: str) -> BinaryIO:
-        key = (os.getpid(), path)  # parent and child of a fork would share the file position
-        if key not in self._open:
-            if len(self._open) >= MAX_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            self._open[key] = open(path, "rb")  # noqa: SIM115 - closed by __del__
-        return self._open[key]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tars, (self.paths, self.starts)
-
-    def __del__(self) -> None:
-        for file in self._open.values():
-            file.close()
 
 
 class Member(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dissensus._core.errors import DataError
+from dissensus._core.errors import DataError, some
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
 from dissensus.images._datasets import list_arrays, list_dataset
@@ -206,11 +206,10 @@ class ImageSet:
             raise DataError(f"classes have different names; {twice!r} comes twice: rename one")
         if self.labels is None:
             return replace(self, classes=names)
-        missing = [self.classes[i] for i in np.unique(self.labels).tolist() if self.classes[i] not in index]
+        missing = [repr(self.classes[i]) for i in np.unique(self.labels).tolist() if self.classes[i] not in index]
         if missing:
-            some = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise DataError(
-                f"every class must be one of the {len(names)} given; {len(missing)} are not: {some}: "
+                f"every class must be one of the {len(names)} given; {len(missing)} are not: {some(missing, 5)}: "
                 "rename or remove them, or take the images as unlabelled"
             )
         codes = np.array([index.get(name, -1) for name in self.classes], np.int64)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from timm.data.imagenet_info import ImageNetInfo
 
-from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.errors import DataError, DissensusError, some
 from dissensus.images import ImageSet
-from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe, some
+from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe
 
 REQUIRED = ("train", "id")  # roles without which a suite cannot be used
 SUBSETS = {"imagenet-a": "imagenet_a_synsets.txt", "imagenet-r": "imagenet_r_synsets.txt"}

@@ -17,7 +17,7 @@ Paths are relative to the root that is given when the suite is loaded; of severa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, Strict, StringConstraints, model_validator
@@ -143,8 +143,3 @@ class Recipe(Part):
 
 def _fill(text: str, corruption: str, severity: int) -> str:
     return text.replace("{corruption}", corruption).replace("{severity}", str(severity))
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first few names."""
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dissensus._core.documents import problem
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DissensusError, UnknownNameError, some
 from dissensus.images import corruptions
-from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe, some
+from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe
 from dissensus.training.options import TUNABLE, TrainOptions
 
 ONCE = ("train", "id", "held-out", "disagreement")  # roles of at most one set

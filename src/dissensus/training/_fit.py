@@ -22,7 +22,7 @@ from dissensus._core.documents import problem
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus._core.options import combine, documented, listed
 from dissensus._core.random import mix
-from dissensus.backbones.description import BackboneDescription
+from dissensus.backbones import BackboneDescription
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values
 from dissensus.models.ensemble import Ensemble

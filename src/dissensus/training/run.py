@@ -27,7 +27,7 @@ from dissensus._core import documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
-from dissensus.backbones.description import BackboneDescription
+from dissensus.backbones import BackboneDescription
 from dissensus.models.saved import TailInfo
 from dissensus.training.options import Settings
 
