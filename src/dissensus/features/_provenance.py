@@ -20,31 +20,19 @@ Count = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 class Provenance(Part):
-    """The fields of a provenance that are read again; there may be others.
-
-    Attributes:
-        backbone: The backbone whose trunk the features are the output of.
-        images: The fingerprint of the images.
-        engine: The engine that ran the trunk.
-        passes: Augmented passes over the same images, one after the other.
-        bad: How many images could not be read and were left out.
-    """
+    """The fields of a provenance that are read again; there may be others."""
 
     model_config = ConfigDict(extra="allow")
 
     backbone: BackboneDescription | None = None
-    images: str | None = None
+    images: str | None = None  # fingerprint
     engine: str = "eager"
-    passes: Count = 1
-    bad: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    passes: Count = 1  # augmented, over the same images, one after the other
+    bad: Annotated[int, Field(ge=0, lt=2**63)] = 0  # images that could not be read and were left out
 
 
 def checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance as JSON has it.
-
-    Raises:
-        ValueError: If it is not JSON, or a field has another type than `Provenance` says.
-    """
+    """Return a provenance as JSON has it; raise `ValueError` if it is not JSON, or not as in `Provenance`."""
     try:
         text = json.dumps(dict(values), allow_nan=False)
         Provenance.model_validate_json(text)

@@ -14,12 +14,7 @@ from dissensus.functional.arrays import Array, Values
 
 
 def positions(index: Values | slice, count: int) -> NDArray[np.int64]:
-    """Return int64 row numbers within [0, count) for a slice, a mask (count,) or integers (...).
-
-    Raises:
-        DataError: If the index is neither.
-        IndexError: If a row is out of range.
-    """
+    """Return int64 row numbers within [0, count) for a slice, a mask (count,) or integers (...)."""
     if isinstance(index, slice):
         return np.arange(*index.indices(count))
     array = arrays.to_numpy(index)
@@ -34,13 +29,7 @@ def positions(index: Values | slice, count: int) -> NDArray[np.int64]:
 
 
 def gather(parts: Sequence[Array], starts: NDArray[np.int64], index: NDArray[np.int64]) -> Tensor:
-    """Return rows `index` (n,) of the concatenated arrays as (n, ...) float32.
-
-    Args:
-        parts: The arrays.
-        starts: The number of the first row of each array, and the number of all rows.
-        index: Row numbers.
-    """
+    """Return rows `index` (n,) of the concatenated arrays, which begin at rows `starts`, as (n, ...) float32."""
     if len(parts) == 1:
         return arrays.to_float32(parts[0][index])
     order = np.argsort(index)  # so that each shard is read once, front to back

@@ -43,18 +43,7 @@ class Shard(Part):
 
 
 class Index(Document):
-    """index.json.
-
-    Attributes:
-        columns: The tensors of every shard.
-        shape: The shape of one row.
-        dtype: The type of the features.
-        count: The number of rows.
-        classes: The names of the classes, by label.
-        group_names: The names of the groups.
-        provenance: Where the features come from.
-        shards: The files, in order.
-    """
+    """index.json: `shape` is that of one row, `columns` are the tensors of every shard."""
 
     error = DataError
     remedy = "copy the folder again, or write the features again"
@@ -82,11 +71,7 @@ class Index(Document):
 
 
 def read_index(folder: Path) -> Index:
-    """Read the index of a finished folder and check that every shard has its size.
-
-    Raises:
-        DataError: If the folder is missing, unfinished or damaged.
-    """
+    """Read the index of a finished folder and check that every shard has its size."""
     if not folder.is_dir():
         raise DataError(f"features are a folder; {folder} is not: check the path")
     path = folder / INDEX
@@ -107,11 +92,7 @@ def read_index(folder: Path) -> Index:
 
 
 def map_shard(folder: Path, shard: Shard, index: Index) -> dict[str, Array]:
-    """Map the tensors of one shard into memory, read-only: nothing is loaded until it is indexed.
-
-    Raises:
-        DataError: If the file does not hold what the index says.
-    """
+    """Map the tensors of one shard into memory, read-only: nothing is loaded until it is indexed."""
     file = folder / shard.file
     tensors: dict[str, Array] = {}
     try:
@@ -144,11 +125,7 @@ def verify_shard(folder: Path, shard: Shard) -> None:
 
 
 def write_shard(folder: Path, number: int, tensors: Mapping[str, Array]) -> Shard:
-    """Write a shard atomically, hashing it on the way.
-
-    Raises:
-        RunError: If the file cannot be written.
-    """
+    """Write a shard atomically, hashing it on the way."""
     name, digest = f"shard-{number:05d}.safetensors", hashlib.sha256()
     with replacing(folder / name) as temporary, open(temporary, "wb") as file:
         for piece in _serialise(tensors):

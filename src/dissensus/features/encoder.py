@@ -57,17 +57,7 @@ class Encoder:
     ) -> Iterator[Iterator[tuple[Batch, Tensor]]]:
         """Encode images of any source in order, in bounded memory.
 
-        Args:
-            source: An `ImageSet`, paths, or images in memory: see `load`.
-            batch_size: Images per batch.
-            workers: Processes that read images; None: one per core, at most 8.
-            strict: Raise at the first image that cannot be read, instead of listing it in `Batch.errors`.
-
-        Yields:
-            An iterator of (batch, features (n, ...) of its n readable images).
-
-        Raises:
-            DataError: As `load`.
+        Yields an iterator of (batch, features (n, ...) of its n readable images); see `load` for the arguments.
         """
         with load(source, self.backbone.transform, batch_size=batch_size, workers=workers, strict=strict) as batches:
             yield ((batch, self(batch.pixels)) for batch in batches)

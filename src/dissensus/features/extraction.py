@@ -36,26 +36,17 @@ Errors = Sequence[tuple[str, str]]  # names of images, as `one_line` has them, a
 
 
 class Plan(Document):
-    """plan.json: everything that the features depend on.
-
-    Attributes:
-        backbone: The backbone.
-        images: The fingerprint of the images.
-        augment: Augmented passes; 0: one pass of centre crops.
-        corruption: Its name and severity.
-        seed: None where nothing is random.
-        engine, precision, dtype, shard_images: As in `ExtractOptions` and Lightning Fabric.
-    """
+    """plan.json: everything that the features depend on."""
 
     error = DataError
     remedy = "delete the folder, or choose another"
 
     format: Literal["dissensus-plan-1"] = "dissensus-plan-1"
     backbone: BackboneDescription
-    images: str
+    images: str  # fingerprint
     augment: int
     corruption: tuple[str, int] | None
-    seed: int | None
+    seed: int | None  # None where nothing is random
     engine: str
     precision: str
     dtype: Dtype
@@ -85,11 +76,7 @@ class Receipt(Document):
 class Extraction:
     """A folder that is filled by one command at a time, perhaps in several attempts.
 
-    Args:
-        folder: A new or empty folder, or one in which the same extraction was begun.
-        plan: What the features depend on.
-        count: The number of shards, the same number for each pass.
-        passes: The number of passes over the images.
+    `count` is the number of shards, the same number for each of the `passes`.
     """
 
     def __init__(self, folder: Path, plan: Plan, count: int, passes: int = 1) -> None:
@@ -178,11 +165,7 @@ class Extraction:
         return path
 
     def finish(self, **fields: Any) -> None:
-        """Write the index of the shards and remove what is no longer needed; `fields` are those of `Index`.
-
-        Raises:
-            DataError: If a receipt is missing, an image could be read in some passes only, or none could be read.
-        """
+        """Write the index of the shards and remove what is no longer needed; `fields` are those of `Index`."""
         receipts = [receipt for number in range(self.count) if (receipt := self.receipt(number)) is not None]
         if len(receipts) < self.count:
             raise DataError(

@@ -231,13 +231,10 @@ class FeatureSet:
         return None if self._root is not None else self.provenance.get("images")
 
     def rows(self, index: Values | slice) -> Tensor:
-        """Return float32 features of these rows in this order.
+        """Return float32 features (..., *shape) of these rows in this order.
 
         Args:
             index: Integers (...), of which negative ones count from the end; a slice; or a mask (N,).
-
-        Returns:
-            (..., *shape).
         """
         rows = positions(index, len(self))
         flat = rows.reshape(-1)

@@ -38,35 +38,21 @@ Source = ImageSet | Iterable[PathLike] | Sequence[Image.Image] | Sequence[NDArra
 
 
 class Request(NamedTuple):
-    """Images to read as one batch.
+    """Images to read as one batch."""
 
-    Attributes:
-        items: Indices into an `ImageSet`, paths, or images in memory.
-        turn: Which augmented pass over the images this is.
-        shard: The shard that the batch belongs to.
-        last: Whether it is the last batch of that shard.
-    """
-
-    items: Sequence[Any]
-    turn: int = 0
+    items: Sequence[Any]  # indices into an `ImageSet`, paths, or images in memory
+    turn: int = 0  # the augmented pass
     shard: int = 0
-    last: bool = False
+    last: bool = False  # whether the shard ends with this batch
 
 
 class Batch(NamedTuple):
-    """A batch as read.
-
-    Attributes:
-        request: What was asked for.
-        names: The names of all images of the request.
-        pixels: (n, H, W, 3) of the n images that could be read, in order.
-        errors: Why the others could not, by position in `names`.
-    """
+    """A batch as read."""
 
     request: Request
-    names: list[str]
-    pixels: NDArray[np.uint8]
-    errors: dict[int, str]
+    names: list[str]  # of all images of the request
+    pixels: NDArray[np.uint8]  # (n, H, W, 3) of the n images that could be read, in order
+    errors: dict[int, str]  # why the others could not, by position in `names`
 
     @property
     def readable(self) -> list[int]:
@@ -76,22 +62,14 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class View(Dataset[Batch]):
-    """How images are seen: the centre, or a random crop; perhaps corrupted first.
+    """How images are read: the centre, or a random crop, perhaps corrupted first.
 
-    Everything random about a view depends on the seed, the pass and the name of the image.
-
-    Attributes:
-        transform: The resizing and cropping that the trunk expects.
-        images: The set that indices refer to; None where requests hold paths or images in memory.
-        augmented: Random crops and flips instead of the centre.
-        corruption: One of ImageNet-C's, or None.
-        severity: Severity of the corruption, 1 to 5.
-        seed: Decides crops, flips and corruptions.
+    Everything random depends on the seed, the pass and the name of the image.
     """
 
     transform: Preprocessing
-    images: ImageSet | None = None
-    augmented: bool = False
+    images: ImageSet | None = None  # the set that indices refer to; None: requests hold paths or images in memory
+    augmented: bool = False  # random crops and flips instead of the centre
     corruption: str | None = None
     severity: int = 1
     seed: int = 0

@@ -38,11 +38,7 @@ class Store:
         return (self.folder / INDEX).is_file()
 
     def contents(self) -> set[str]:
-        """Return the names of the folder's files, without locks and temporary files of killed commands.
-
-        Raises:
-            DataError: If it is a file, or holds anything that does not belong to features.
-        """
+        """Return the names of the folder's files, without locks and temporary files of killed commands."""
         if not self.folder.is_dir():
             if self.folder.exists():
                 raise DataError(f"features are a folder; {self.folder} is a file: choose another")
@@ -56,12 +52,8 @@ class Store:
     def claimed(self, check: Callable[[], None]) -> Iterator[None]:
         """Hold the folder for this command. Folders that it created and left empty are removed.
 
-        Args:
-            check: Raises if the contents of the folder are not acceptable. It is called again under the lock, since
-                another command may have finished in between.
-
-        Raises:
-            DataError: If the folder cannot be created, another command writes to it, or `check` fails.
+        `check` raises if the contents of the folder are not acceptable. It is called again under the lock, since
+        another command may have finished in between.
         """
         try:
             check()
