@@ -559,7 +559,7 @@ def test_unknown_names_are_of_their_own_kind(backbone, tmp_path):
 
 @pytest.mark.parametrize("missing", ["imagecorruptions"])
 def test_a_missing_extra_is_told_before_workers_start(missing, backbone, tmp_path, monkeypatch):
-    monkeypatch.setattr(corruptions, "_load", lambda: (_ for _ in ()).throw(DissensusError(f"{missing} is missing")))
+    monkeypatch.setattr(corruptions, "_functions", lambda: (_ for _ in ()).throw(DissensusError(f"{missing} is missing")))
     with refused(f"{missing} is missing"):
         extract(pictures(4), backbone, tmp_path / "f", corruption="fog", workers=1)
     assert not (tmp_path / "f").exists()
