@@ -123,14 +123,14 @@ def test_a_missing_package_is_named(monkeypatch):
 def right(backbone, files, wnids, engine):
     """Whether the whole model names each image among `wnids`; `files` are (image, wnid)."""
     columns = torch.tensor([backbone.classes.index(wnid) for wnid in wnids])
-    run, told = engines.create(engine, backbone), []
+    run, correct = engines.create(engine, backbone), []
     for start in range(0, len(files), 50):
         batch = files[start : start + 50]
         pixels = torch.stack([torch.from_numpy(backbone.transform.centre(image).copy()) for image, _ in batch])
         with torch.inference_mode():
             named = backbone.tail(run(pixels))[:, columns].argmax(1)
-        told += [float(wnids[int(n)] == wnid) for n, (_, wnid) in zip(named, batch, strict=True)]
-    return np.array(told)
+        correct += [float(wnids[int(n)] == wnid) for n, (_, wnid) in zip(named, batch, strict=True)]
+    return np.array(correct)
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def scalar_head(state):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (drop, r"2 missing: blocks\.0\.attn\.qkv\.weight, norm\.bias\)"),
         (add, r"1 not of this model: surplus\.weight\)"),
@@ -352,13 +352,13 @@ def scalar_head(state):
         (scalar_head, r"1 of another shape: head\.weight\)"),
     ],
 )
-def test_weights_that_do_not_fit_name_the_keys(source, tmp_path, change, told):
+def test_weights_that_do_not_fit_name_the_keys(source, tmp_path, change, message):
     path = changed(source[1], tmp_path / "changed.safetensors", change)
     with pytest.raises(
-        DissensusError, match=rf"weights must fit test_vit; {path} does not \({told}: give another file"
+        DissensusError, match=rf"weights must fit test_vit; {path} does not \({message}: give another file"
     ):
         backbones.create("test_vit", path)
-    with pytest.raises(DissensusError, match=told):
+    with pytest.raises(DissensusError, match=message):
         backbones.create("test_vit", path, size=64)
 
 
@@ -385,7 +385,7 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "suffix", "told"),
+    ("content", "suffix", "message"),
     [
         (b"", "pth", "cannot be read as such"),
         (b"", "safetensors", "cannot be read as such"),
@@ -396,13 +396,13 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path):
     ],
     ids=["empty", "empty-safetensors", "text", "a-tensor", "a-list", "no-tensors"],
 )
-def test_files_that_hold_no_weights(tmp_path, content, suffix, told):
+def test_files_that_hold_no_weights(tmp_path, content, suffix, message):
     path = tmp_path / f"file.{suffix}"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    with pytest.raises(DissensusError, match=told) as caught:
+    with pytest.raises(DissensusError, match=message) as caught:
         backbones.create("test_vit", path)
     assert "\n" not in str(caught.value)
 
@@ -422,7 +422,7 @@ def no_proxy(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def test_an_unreachable_hub_is_told_fast_and_in_one_line(monkeypatch, no_proxy, tmp_path):
+def test_an_unreachable_hub_is_reported_fast_and_in_one_line(monkeypatch, no_proxy, tmp_path):
     def unreachable(*args, **options):
         raise OSError("no route to host")
 
@@ -469,7 +469,7 @@ def test_size_and_crop_change_the_preprocessing(lite0):
 
 @pytest.mark.parametrize("name", ["lite0", "test_vit", "test_resnet"])
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"size": 0}, "at least one pixel per side; got size=0"),
         ({"size": -8}, "at least one pixel per side; got size=-8"),
@@ -478,8 +478,8 @@ def test_size_and_crop_change_the_preprocessing(lite0):
         ({"crop": 2}, r"crop must be within \(0, 1\].*got 2"),
     ],
 )
-def test_bad_sizes_and_crops(name, options, told):
-    with pytest.raises(DissensusError, match=told):
+def test_bad_sizes_and_crops(name, options, message):
+    with pytest.raises(DissensusError, match=message):
         backbones.create(name, "random", **options)
 
 

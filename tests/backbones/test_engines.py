@@ -82,7 +82,7 @@ def stub(vit, monkeypatch, tmp_path):
     return made
 
 
-def test_an_export_is_kept_and_a_foreign_one_made_again(vit, stub, tmp_path):
+def test_an_export_is_kept_and_an_unexpected_one_made_again(vit, stub, tmp_path):
     engines.create("onnx", vit)
     engines.create("onnx", vit)
     assert len(stub) == 1, "the kept file was not used"

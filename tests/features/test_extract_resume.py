@@ -102,8 +102,8 @@ def done(folder):
     return {path.stem: (folder / f"{path.stem}.safetensors").stat().st_mtime_ns for path in folder.glob("shard-*.json")}
 
 
-def told(*commands):
-    """The lines that commands wrote on stderr, without Lightning's."""
+def messages(*commands):
+    """The lines that commands wrote to stderr, without Lightning's."""
     lines = [line for command in commands for line in command.err.splitlines()]
     assert not any("Traceback" in line for line in lines), "\n".join(lines)
     return [line for line in lines if line.startswith("dissensus: ")]
@@ -133,12 +133,13 @@ def test_ten_kills_at_random_moments_change_nothing(workers, forks, tree, whole,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "name", "calls"), [("os", "replace", range(1, 8)), ("Path", "unlink", range(9, 18))])
-def test_a_kill_at_any_write_changes_nothing(where, name, calls, forks, tree, tmp_path):
+def test_a_kill_at_any_write_changes_nothing(where, name, calls, forks, tmp_path):
     """A plan, two shards with receipts, the list of bad images, the index; then what is no longer needed is removed.
 
     The first eight files to be removed do not exist: a file that stops processes, and temporary files.
     """
-    few = [*asked(tree, tmp_path / "whole", "--workers", 0), "--shard-images", 32, "--augment", 0]
+    tree = write(tmp_path / "tree", {f"{i}.png": noise(seed=i) if i else b"no" for i in range(6)})
+    few = [*asked(tree, tmp_path / "whole", "--workers", 0), "--shard-images", 3, "--augment", 0, "--max-bad", "20%"]
     assert forks.run(*few).code == 0
     whole = contents(tmp_path / "whole")
     for number, after in [*((number, False) for number in calls), (calls[-1], True)]:
@@ -159,7 +160,7 @@ def test_a_folder_in_work_is_refused_and_a_dead_ones_is_not(forks, tree, tmp_pat
     for _ in range(2):  # the first one to be refused must not take the lock away
         refused = forks.run(*argv)
         assert refused.code == 2
-        assert told(refused) == [
+        assert messages(refused) == [
             f"dissensus: error: {out} is being written by another command: wait for it, or choose another"
         ]
     os.kill(working.pid, signal.SIGKILL)
@@ -190,7 +191,7 @@ def test_no_other_command_gets_the_folder_while_a_process_of_a_killed_one_writes
     refused = forks.run(*asked(tree, out, "--workers", 0))
     assert not other.ended()
     assert refused.code == 2
-    assert told(refused) == [
+    assert messages(refused) == [
         f"dissensus: error: {out} is being written by another command: wait for it, or choose another"
     ]
     os.kill(other.pid, signal.SIGKILL)
@@ -211,7 +212,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(processes, forks, tree,
         os.killpg(command.pid, signal.SIGINT)
     assert commands[0].wait() == 130, commands[0].err
     assert [command.wait() for command in commands[1:]] == [0] * (processes - 1)
-    assert told(*commands) == ["dissensus: stopped; the same command goes on from here"]
+    assert messages(*commands) == ["dissensus: stopped; the same command goes on from here"]
     kept = done(out)
     assert 2 < len(kept) < 30
     assert {path.suffix for path in out.iterdir()} - {".lock"} <= {".json", ".safetensors"}
@@ -246,7 +247,7 @@ def test_an_error_in_one_of_two_processes_ends_both(error, forks, tree, whole, t
     what, match = ERRORS[error]
     commands = forks.pair(*asked(tree, tmp_path / "f", "--workers", 0), first=BREAK.format(what=what))
     assert [command.wait(30) for command in commands] == [2, 0], [command.err for command in commands]
-    (line,) = told(*commands)
+    (line,) = messages(*commands)
     assert re.search(f"dissensus: error: {match}", line), line
     kept = done(tmp_path / "f")
     assert kept
@@ -255,11 +256,11 @@ def test_an_error_in_one_of_two_processes_ends_both(error, forks, tree, whole, t
     assert contents(tmp_path / "f") == whole
 
 
-def test_a_refusal_is_told_by_one_of_two_processes(forks, tree, tmp_path):
+def test_a_refusal_is_reported_by_one_of_two_processes(forks, tree, tmp_path):
     write(tmp_path / "f", {"mine.txt": b"mine"})
     commands = forks.pair(*asked(tree, tmp_path / "f"))
     assert [command.wait(30) for command in commands] == [2, 0], [command.err for command in commands]
-    assert len(told(*commands)) == 1
+    assert len(messages(*commands)) == 1
     assert contents(tmp_path / "f") == {"mine.txt": b"mine"}
 
 
@@ -269,7 +270,7 @@ def test_two_processes_allow_no_more_bad_images_than_one(forks, tmp_path):
     argv = ["extract", tree, "--out", tmp_path / "f", *BACKBONE, "--shard-images", 10, "--max-bad", "5%"]
     commands = forks.pair(*argv, "--workers", 0)
     assert [command.wait(30) for command in commands] == [2, 0], [command.err for command in commands]
-    (line,) = told(*commands)
+    (line,) = messages(*commands)
     assert "at most 3 of 60 images may be unreadable" in line
     again = forks.pair(*argv[:-1], "10%", "--workers", 0)
     assert [command.wait(30) for command in again] == [0, 0], [command.err for command in again]
@@ -284,8 +285,8 @@ def test_one_of_two_processes_killed(rank, forks, tree, whole, tmp_path):
     until(lambda: len(done(out)) > 2)
     os.kill(commands[rank].pid, signal.SIGKILL)
     assert commands[1 - rank].wait(30) == (2 if rank else 0), commands[1 - rank].err
-    assert told(*commands) == ["dissensus: error: all processes of a command must live until its end; one was killed: "
-                               "run the same command again"] * rank  # fmt: skip
+    killed = "all processes of a command must live until its end; one was killed: run the same command again"
+    assert messages(*commands) == [f"dissensus: error: {killed}"] * rank
     again = forks.run(*asked(tree, out, "--workers", 0))
     assert again.code == 0, again.err
     assert contents(out) == whole
@@ -300,7 +301,7 @@ def test_a_file_larger_than_allowed_is_one_line(forks, tree, whole, tmp_path):
     argv = ["extract", tree, "--out", tmp_path / "f", *BACKBONE, "--max-bad", "5%", "--shard-images", 50]
     command = forks.run(*argv, first=first)
     assert command.code == 2
-    (line,) = told(command)
+    (line,) = messages(command)
     assert "cannot write" in line
     assert "File too large" in line
     assert forks.run(*argv).code == 0

@@ -102,7 +102,7 @@ def test_labels_may_be_names(kind, tmp_path):
     assert (images.classes, images.labels.tolist()) == (("cat", "dog"), [1, 0, 1])
 
 
-def test_a_repr_tells_what_the_rows_are(augmented, tmp_path):
+def test_a_repr_says_what_the_rows_are(augmented, tmp_path):
     backbone = backbones.create("test_vit", "random", size=32)
     assert repr(augmented) == "FeatureSet(12 rows of shape (2,), 2 classes, 3 passes, in memory)"
     features = FeatureSet.from_arrays(np.ones((3, 2)), provenance={"backbone": backbone.describe()})
@@ -120,7 +120,7 @@ def test_names_that_no_file_can_hold_are_refused():
         FeatureSet.from_arrays(np.ones((3, 2)), [0, 0, 0], classes=[os.fsdecode(b"caf\xe9")])
 
 
-def test_class_counts_tell_absent_classes():
+def test_class_counts_show_absent_classes():
     features = FeatureSet.from_arrays(np.ones((4, 2)), [2, 0, 2, 2], classes=["a", "b", "c"])
     assert features.class_counts.tolist() == [1, 0, 3]
     assert FeatureSet.from_arrays(np.ones((4, 2))).class_counts.tolist() == []
@@ -582,7 +582,7 @@ def test_a_failed_write_cannot_be_ignored(tmp_path, monkeypatch):
 # --- damage ---------------------------------------------------------------------------------------------
 
 
-def test_missing_and_foreign_folders(tmp_path):
+def test_missing_and_other_folders(tmp_path):
     with refused(r"features are a folder; .*nowhere is not: check the path"):
         FeatureSet.open(tmp_path / "nowhere")
     with refused(r"holds index\.json; .* does not: check the path"):
@@ -835,7 +835,7 @@ def test_split_of_passes_counts_samples_not_rows():
         features.split(0.5, 0)
 
 
-def test_a_subset_has_one_pass_unless_told(augmented, tmp_path):
+def test_a_subset_has_one_pass_by_default(augmented, tmp_path):
     part = augmented.subset([0, 1, 2, 5])
     assert part.passes == 1
     two = augmented.subset([0, 2, 4, 6], passes=2)
