@@ -33,9 +33,9 @@ def suite(action: Literal["check"], name: str, *, root: str = ".") -> None:
         count = f"{s.images:,}" + (f" x {s.sets}" if s.sets > 1 else "") if s.images else "-"
         state = s.state if not s.text else f"{s.state}: {s.text}" if s.state != "found" else f"found, but {s.text}"
         rows.append((s.name, s.role, s.place, count, str(s.classes or "-"), state))
-    heads = ("set", "role", "where", "images", "classes", "")
+    heads = ("set", "role", "where", "images", "classes", "state")
     print(f"{recipe.name}: {recipe.summary}\n")
-    print(tabulate(rows, heads, tablefmt="plain", disable_numparse=True))
+    print(tabulate(rows, heads, disable_numparse=True))
     missing = [s.name for s in statuses if s.state == "missing" and s.role in _locate.REQUIRED]
     unusable = [s.name for s in statuses if s.state == "unusable"]
     if missing or unusable:
