@@ -70,6 +70,13 @@ def test_card_has_verdict_gauge_classes_and_members(service, place):
         assert "held-out images" in text
 
 
+def test_card_shows_the_nearest_training_images(service, place):
+    near = Service(service.detector, "run", Neighbours(FeatureSet.open(place / "train")))
+    text = cards.card(near, near.inspect("digit.png", (place / "digit.png").read_bytes(), details=True))
+    assert "among 500 images" in text
+    assert text.count("<small>row ") == 5
+
+
 def test_names_and_classes_are_escaped(service, place):
     inspection = service.inspect("<script>x</script>.png", (place / "digit.png").read_bytes(), details=True)
     for text in (cards.card(service, inspection), cards.problem("<script>")):
