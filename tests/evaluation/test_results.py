@@ -114,15 +114,15 @@ def test_files_by_suffix(frame, tmp_path):
     assert r"worst\_group" in (tmp_path / "all.tex").read_text()
     with pytest.raises(DissensusError, match=r"written as \.csv"):
         results.write(frame, tmp_path / "r.xlsx")
-    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(RunError, match="not a table of results"):
-        results.read(tmp_path / "foreign.csv")
+        results.read(tmp_path / "other.csv")
 
 
-def test_the_simple_page_is_self_contained_and_marks_the_best(frame, tmp_path):
+def test_the_overview_is_self_contained_and_marks_the_best(frame, tmp_path):
     better = frame.assign(method="<other>", value=frame["value"] + 0.01)
     section = report.Section("mine", "a & b", pd.concat([frame, better]))
-    report.write([section], tmp_path / "page.html")
+    report.write_overview([section], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page

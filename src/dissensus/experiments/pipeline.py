@@ -97,7 +97,7 @@ def write_results(sections: Sequence[report.Section], out: Path) -> str:
     for folder in [out / s.title for s in sections] if several else [out]:
         report.write_page(report.gather([folder]), folder / "report.html")
     if several:
-        report.write(sections, out / "report.html")
+        report.write_overview(sections, out / "report.html")
     pages = [out / s.title / "report.html" for s in sections] if several else [out / "report.html"]
     say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
     texts = [f"{s.title}: {s.summary}\n\n{Results(s.frame).summary()}" for s in sections]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dissensus.evaluation.examples import Example
 from dissensus.evaluation.saved import EvaluationDocument
@@ -24,35 +24,24 @@ class Tile:
     example: Example
 
 
-@dataclass
-class Album:
-    """Pictures by number, each once."""
-
-    pictures: list[str] = field(default_factory=list)
-    _places: dict[str, int] = field(default_factory=dict)
+class Album(dict[str, int]):
+    """Pictures with their numbers, each once."""
 
     def tiles(self, examples: Sequence[Example]) -> list[Tile]:
-        """Tiles of examples, with their pictures added."""
-        return [Tile(self.add(e.picture), e) for e in examples]
-
-    def add(self, picture: str) -> int | None:
-        """The picture's number; None if it is not a picture."""
-        if not PICTURE.fullmatch(picture):
-            return None
-        if picture not in self._places:
-            self._places[picture] = len(self.pictures)
-            self.pictures.append(picture)
-        return self._places[picture]
+        """Return tiles of examples, with their pictures added; what is not a picture has no number."""
+        return [
+            Tile(self.setdefault(e.picture, len(self)) if PICTURE.fullmatch(e.picture) else None, e) for e in examples
+        ]
 
 
 def of_runs(runs: Sequence[EvaluatedRun], album: Album) -> dict[str, dict[str, list[Tile]]]:
     """Run name -> heading -> tiles; fewer under each heading where there are too many pictures for one page."""
     tiles: dict[str, dict[str, list[Tile]]] = {}
     for count in range(MOST, 0, -1):
-        trial = Album(list(album.pictures), dict(album._places))
+        trial = Album(album)
         tiles = {run.name: _of_run(run.evaluation.about, trial, count) for run in runs}
-        if count == 1 or sum(map(len, trial.pictures)) <= BUDGET:
-            album.pictures, album._places = trial.pictures, trial._places
+        if count == 1 or sum(map(len, trial)) <= BUDGET:
+            album.update(trial)
             break
     return {name: headings for name, headings in tiles.items() if headings}
 

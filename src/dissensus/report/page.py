@@ -1,8 +1,9 @@
-"""The page: evaluated runs and studies of one suite -> one HTML file."""
+"""The pages: evaluated runs and studies of one suite with charts; the summary tables of several suites."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,34 @@ from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.results import DETECTED, Results
 from dissensus.functional import scores
-from dissensus.report import charts, gallery, pools, reproduce, runview, summary
+from dissensus.report import charts, gallery, reproduce, runs, summary
 from dissensus.report.charts import Chart, Line
-from dissensus.report.pools import Facts, facts
 from dissensus.report.sources import Sources
 
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
+OVERVIEW = ("pds", "bma")  # scores of the overview's tables
+
+
+@dataclass(frozen=True)
+class Section:
+    """One suite's results: its name, a line about it, and the frame of `evaluate`."""
+
+    title: str
+    summary: str
+    frame: pd.DataFrame
+
+
+def write_overview(sections: Sequence[Section], path: Path) -> None:
+    """Write a page without a script: a summary table per suite and score, and links to the suites' pages."""
+    tables = {
+        section.title: [
+            Results(section.frame).summary(score=name, title=f"OOD score: {name}")
+            for name in OVERVIEW
+            if name in set(section.frame["score"])
+        ]
+        for section in sections
+    }
+    _render("overview.html", {"sections": sections, "tables": tables}, path)
 
 
 def write_page(sources: Sources, path: Path, *, score: str = "pds") -> None:
@@ -38,11 +61,11 @@ def write_page(sources: Sources, path: Path, *, score: str = "pds") -> None:
         "galleries": {},
         **_of_runs(sources, score, album),
     }
-    context["pictures"] = album.pictures
-    render("page.html", context, path)
+    context["pictures"] = list(album)
+    _render("page.html", context, path)
 
 
-def render(template: str, context: Mapping[str, Any], path: Path) -> None:
+def _render(template: str, context: Mapping[str, Any], path: Path) -> None:
     """Write a template, with the pages' style and script, as one file."""
     environment = Environment(
         loader=PackageLoader("dissensus.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -61,11 +84,11 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         return {"about": "", "scores": [], "all_scores": [], "summaries": {}, "tables": [], "detections": {}}
     frames = [entry.evaluation.frame.assign(row=entry.row, run=entry.name) for entry in sources.runs]
     results = Results(pd.concat(frames, ignore_index=True))
-    views, by_row = list[runview.RunView](), dict[str, list[Facts]]()
+    views, by_row = list[dict[str, Any]](), dict[str, list[runs.Facts]]()
     kept, chosen = list[str](), list[str]()
     for entry in sources.runs:
-        families = pools.pool(entry.evaluation)
-        there = list(pools.inside(families).scores)
+        families = runs.pool(entry.evaluation)
+        there = list(runs.inside(families).scores)
         if score not in there:
             raise DissensusError(
                 f"score {score} was not kept when {entry.run.folder} was evaluated; it has {', '.join(there)}: "
@@ -75,8 +98,9 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
             kept = [name for name in scores.SCORES if name in there] + [n for n in there if n not in scores.SCORES]
             kept = [score, *(name for name in kept if name != score)]
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
-        views.append(runview.view(entry.name, entry.run, families, [name for name in chosen if name in there]))
-        by_row.setdefault(entry.row, []).append(facts(families))
+        view = runs.view(entry.name, entry.run, families, [name for name in chosen if name in there])
+        views.append(view | {"configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)})
+        by_row.setdefault(entry.row, []).append(runs.facts(families))
     summaries = summary.Summary(results, by_row)
     detected = [name for name in chosen if results.families(*DETECTED)]
     tables = [results.quality(), results.by_aggregate(), results.by_diversity()]
@@ -99,10 +123,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         },
         "detections": {name: results.detection(name) for name in detected},
         "tables": tables,
-        "runs": [
-            {"view": view, "configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)}
-            for view, entry in zip(views, sources.runs, strict=True)
-        ],
+        "runs": views,
         "galleries": gallery.of_runs(sources.runs, album),
     }
 
@@ -110,8 +131,8 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
 def _first(sources: Sources) -> int:
     """The run shown first: one of SED, else one of several members."""
     settings = [entry.run.settings for entry in sources.runs]
-    sed = [i for i, own in enumerate(settings) if str(own["method"]).startswith("sed-")]
-    several = [i for i, own in enumerate(settings) if own["members"] > 1]
+    sed = [i for i, run in enumerate(settings) if str(run["method"]).startswith("sed-")]
+    several = [i for i, run in enumerate(settings) if run["members"] > 1]
     return [*sed, *several, 0][0]
 
 

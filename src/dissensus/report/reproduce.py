@@ -73,8 +73,8 @@ def _shortest(settings: Settings) -> TrainOptions:
 
 def _tail(settings: Mapping[str, Any]) -> str | None:
     """The tail, where train would choose another by itself."""
-    own, about = settings.get("tail") or {}, settings.get("backbone") or {}
-    cut_off = {**about.get("tail", {}), "classes": own.get("classes")}
+    tail, about = settings.get("tail") or {}, settings.get("backbone") or {}
+    cut_off = {**about.get("tail", {}), "classes": tail.get("classes")}
     if about.get("layers", 1) > 1:
-        return None if own == cut_off else own.get("name")
-    return None if own.get("name") in ("linear", None) else own["name"]
+        return None if tail == cut_off else tail.get("name")
+    return None if tail.get("name") in ("linear", None) else tail["name"]

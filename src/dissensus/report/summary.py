@@ -11,7 +11,7 @@ from dissensus.evaluation.results import Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.report import numbers
-from dissensus.report.pools import Facts
+from dissensus.report.runs import Facts
 
 FAR = 0.05  # members so far below their ensemble deserve a warning
 Valued = Callable[[str, str], Value | None]  # row, family -> value
@@ -120,7 +120,7 @@ class Summary:
         if results.families("shift", "ood"):
             caveats.append(
                 f"The threshold is the {1 - FALSE_ALARMS:.0%} quantile of the score on {inside}, the test set itself: "
-                "the shares caught are slightly optimistic: in use it is set on samples of your own."
+                "the shares caught are slightly optimistic: in use it is set on your samples."
             )
         far = []
         for row in results.rows:
