@@ -93,7 +93,7 @@ def test_a_run_is_evaluated_with_its_own_classes_and_keeps_what_is_asked(tmp_pat
     saved.evaluate_run(run, ensemble, sets, suite="x", keep="values", progress=False)
     assert saved.is_saved(run.folder)
     assert not saved.is_saved(run.folder, predictions=True)
-    with pytest.raises(RunError, match=r"set-00.safetensors is missing or damaged .*: evaluate the run again"):
+    with pytest.raises(RunError, match=r"there is no file .*set-00\.safetensors: evaluate the run again"):
         saved.load(run.folder).predictions("id")
 
 

@@ -10,8 +10,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError, some
-from dissensus.evaluation.predictions import Predictions, predict
-from dissensus.evaluation.soups import make_soups
+from dissensus.evaluation.predictions import Predictions, make_soups, predict
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.functional import metrics, scores

@@ -104,7 +104,7 @@ def latex(table: Table) -> str:
 def _tex(plain: str) -> str:
     escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
     escapes |= {mark: "\\" + mark for mark in "&%$#_{}"} | {"λ": r"$\lambda$"}
-    return re.sub("|".join(map(re.escape, escapes)), lambda found: escapes[found[0]], plain)
+    return re.sub("|".join(map(re.escape, escapes)), lambda match: escapes[match[0]], plain)
 
 
 def html(table: Table) -> Markup:

@@ -11,27 +11,22 @@ HIDDEN = ("train", "images", "classes", "disagreement", "sample_weight", "start"
 
 
 def name_runs(settings: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[tuple[str, str]]:
-    """Name every run among the others.
+    """Return for each run the name of its row, which runs that differ only in their seed share, and its name.
 
-    Args:
-        settings: of each run; `method` and `seed` are required.
-        folders: where each is; part of the name where nothing else differs.
-
-    Returns:
-        For each run the name of its row in a table, which runs that differ only in their seed share, and its own name.
+    `settings` hold at least method and seed; `folders` are part of the names where nothing else differs.
     """
-    plain = [_plain(own) for own in settings]
-    keys = [json.dumps({k: v for k, v in own.items() if k != "seed"}, sort_keys=True) for own in plain]
-    counts = Counter(zip(keys, (own["seed"] for own in plain), strict=True))
+    plain = [_plain(run) for run in settings]
+    keys = [json.dumps({k: v for k, v in run.items() if k != "seed"}, sort_keys=True) for run in plain]
+    counts = Counter(zip(keys, (run["seed"] for run in plain), strict=True))
     names = []
-    for own, key, folder in zip(plain, keys, folders, strict=True):
-        same = [other for other in plain if other["method"] == own["method"]]
-        differing = [k for k in own if k != "seed" and len({json.dumps(other.get(k)) for other in same}) > 1]
-        row = " ".join([str(own["method"]), *(f"{k}={_short(own[k])}" for k in differing)])
-        if counts[key, own["seed"]] > 1 and folder:  # they differ in data or initial weights
+    for run, key, folder in zip(plain, keys, folders, strict=True):
+        same = [other for other in plain if other["method"] == run["method"]]
+        differing = [k for k in run if k != "seed" and len({json.dumps(other.get(k)) for other in same}) > 1]
+        row = " ".join([str(run["method"]), *(f"{k}={_short(run[k])}" for k in differing)])
+        if counts[key, run["seed"]] > 1 and folder:  # they differ in data or initial weights
             row = f"{row} ({folder})"
         several = len({seed for other, seed in counts if other == key}) > 1
-        names.append((row, f"{row}, seed {own['seed']}" if several else row))
+        names.append((row, f"{row}, seed {run['seed']}" if several else row))
     return names
 
 

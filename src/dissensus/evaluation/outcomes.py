@@ -1,4 +1,4 @@
-"""Outcomes: what a study found, as tables, curves and examples; for a terminal and documents, and as JSON."""
+"""Outcomes: the results of a study, as tables, curves and examples; for a terminal and documents, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from dissensus._core.documents import Document, Part
 from dissensus._core.errors import ShapeError
 from dissensus.evaluation.examples import Example
 from dissensus.evaluation.tables import Column, Row, Table, Value
-
-FORMAT = "dissensus-study-1"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Curve:
 
 
 class Outcome(Document):
-    """What a study found.
+    """The results of a study.
 
     Attributes:
         study: its name.
@@ -117,4 +115,4 @@ class Outcome(Document):
                 start = file.read(200)  # `format` is the first field
         except OSError:
             return None
-        return documents.read(cls, path) if FORMAT.encode() in start else None
+        return documents.read(cls, path) if cls.model_fields["format"].default.encode() in start else None

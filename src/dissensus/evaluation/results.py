@@ -65,8 +65,8 @@ class Results:
         self.frame = frame
         self.rows: list[str] = list(dict.fromkeys(frame["row"]))
         by_row = frame.groupby("row")
-        self.seeds = {row: len(own[["run", "seed"]].drop_duplicates()) for row, own in by_row}
-        self.methods = {row: str(own["method"].iloc[0]) for row, own in by_row}
+        self.seeds = {row: len(group[["run", "seed"]].drop_duplicates()) for row, group in by_row}
+        self.methods = {row: str(group["method"].iloc[0]) for row, group in by_row}
         roles = dict(zip(frame["family"], frame["role"], strict=True))
         self.roles: dict[str, str] = dict(sorted(roles.items(), key=lambda item: item[1] != "id"))
         keys = ["row", "family", "metric", "aggregate", "score"]
@@ -186,9 +186,9 @@ class Results:
     def _crossed(self, title: str, head: str, measures: Mapping[str, Sequence[Measure]], note: str = "") -> Table:
         """One table row for every row and name; `measures` by name."""
         rows = tuple(
-            Row((row, name), tuple(self._cell(row, measure) for measure in own))
+            Row((row, name), tuple(self._cell(row, measure) for measure in of_name))
             for row in self.rows
-            for name, own in measures.items()
+            for name, of_name in measures.items()
         )
         columns = tuple(measure.column for measure in next(iter(measures.values()), ()))
         return Table(title, ("method", head), columns, rows, note).without_blanks()

@@ -14,13 +14,11 @@ from typing import Annotated, ClassVar, Literal
 
 import pandas as pd
 from pydantic import Field, field_validator
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from dissensus._core import documents
+from dissensus._core import documents, tensors
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError
-from dissensus._core.files import make_folder, replacing
+from dissensus._core.files import make_folder
 from dissensus.evaluation import results
 from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
 from dissensus.evaluation.examples import Example, find_examples
@@ -80,14 +78,14 @@ class Evaluation:
         """
         number = next(i for i, s in enumerate(self.about.sets) if s.name == name)
         path = self.folder / f"set-{number:02d}.safetensors"
+        values = tensors.read(path, remedy=AGAIN)
+        scores = {key.removeprefix("score."): value for key, value in values.items() if key.startswith("score.")}
         try:
-            tensors = load_file(path)
-            scores = {key.removeprefix("score."): value for key, value in tensors.items() if key.startswith("score.")}
             return Predictions(
-                tensors.get("labels"), tensors["prediction"], tensors["confidence"], tensors["votes"], scores
+                values.get("labels"), values["prediction"], values["confidence"], values["votes"], scores
             )
-        except (OSError, SafetensorError, KeyError) as error:
-            raise RunError(f"{path} is missing or damaged ({error}): {AGAIN}") from error
+        except KeyError as error:
+            raise RunError(f"{path} is damaged (it has no {error}): {AGAIN}") from error
 
 
 def evaluate_run(
@@ -103,22 +101,12 @@ def evaluate_run(
     inputs: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Evaluate a trained run and keep what was measured in its folder.
+    """Evaluate a trained run, keep what was measured in its folder, and return the frame of `evaluate`.
 
-    Args:
-        run: the run.
-        ensemble: its members.
-        sets: to evaluate on; see `evaluate`.
-        suite: name of the suite that the sets are of.
-        summary: a line about the suite.
-        held_out: labelled features on which the greedy soup is chosen.
-        protocol: see `evaluate`.
+    Args as for `evaluate`, and:
+        suite, summary: name of the suite that the sets belong to, and a line about it.
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
-        progress: show a progress bar when stderr is a terminal.
-
-    Returns:
-        The frame of `evaluate`.
     """
     classes = run.settings["classes"]
     predictions = predict_sets(
@@ -151,9 +139,12 @@ def save(
     for number, s in enumerate(sets):
         path, examples = folder / f"set-{number:02d}.safetensors", {}
         path.unlink(missing_ok=True)
-        if s.name in predictions:
-            _save_predictions(path, predictions[s.name])
-            examples = find_examples(s, predictions[s.name], classes)
+        if (samples := predictions.get(s.name)) is not None:
+            values = {f"score.{name}": value.float() for name, value in samples.scores.items()}
+            values |= {"prediction": samples.prediction, "confidence": samples.confidence.float()}
+            values |= {"votes": samples.votes} | ({} if samples.labels is None else {"labels": samples.labels})
+            tensors.write(path, values)
+            examples = find_examples(s, samples, classes)
         saved.append(
             SavedSet(name=s.name, role=s.role, family=s.family or s.name, count=len(s.features), examples=examples)
         )
@@ -162,15 +153,6 @@ def save(
         suite=suite, summary=summary, classes=tuple(classes), sets=tuple(saved), inputs=inputs
     )
     documents.write(folder / DOCUMENT, document)
-
-
-def _save_predictions(path: Path, found: Predictions) -> None:
-    tensors = {f"score.{name}": values.float().contiguous() for name, values in found.scores.items()}
-    tensors |= {"prediction": found.prediction, "confidence": found.confidence.float(), "votes": found.votes}
-    if found.labels is not None:
-        tensors["labels"] = found.labels.contiguous()
-    with replacing(path) as temporary:
-        save_file(tensors, temporary)
 
 
 def is_saved(run: Path, *, predictions: bool = False) -> bool:
