@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import zlib
 from dataclasses import replace
@@ -14,12 +15,14 @@ import torch
 from PIL import Image
 
 from dissensus import backbones
-from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.locks import locked
 from dissensus._core.random import mix
 from dissensus.backbones import engines
 from dissensus.features import FeatureSet, extract
+from dissensus.features.extraction import Extraction, Plan
 from dissensus.images import ImageSet, corruptions
+from tests.damage import damages
 from tests.images import conftest as image_fixtures
 from tests.images.samples import BAD, GOOD, huge, noise, packed, plain, write
 from tests.images.samples import refused as data_refused
@@ -524,6 +527,52 @@ def test_a_plan_that_was_not_whole_is_no_hindrance(backbone, tmp_path):
     )
     extract(pictures(4), backbone, tmp_path / "f", **QUICK)
     assert sorted(files(tmp_path / "f")) == ["index.json", "shard-00000.safetensors"]
+
+
+def begun(backbone, folder, monkeypatch):
+    """An extraction that was broken off after the first of three shards."""
+    with monkeypatch.context() as patch:
+        break_off_after(patch, 1)
+        with pytest.raises(Stop):
+            extract(pictures(12), backbone, folder, shard_images=4, **QUICK)
+
+
+def test_every_damage_of_a_plan_is_one_line_that_names_it(backbone, tmp_path, monkeypatch):
+    begun(backbone, tmp_path / "f", monkeypatch)
+    path = tmp_path / "f" / "plan.json"
+    text = path.read_text()
+    work = Extraction(tmp_path / "f", Plan.model_validate_json(text), 3)
+    for field, kind, damaged in damages(json.loads(text)):
+        path.write_text(damaged)
+        before, problem = files(tmp_path / "f"), ""
+        try:
+            with work.claimed():
+                pass
+        except DataError as error:
+            problem = str(error)
+        assert files(tmp_path / "f") == before
+        if not problem:  # the same weights may be in another place, under another name
+            assert field.startswith("backbone."), (field, kind)
+            continue
+        assert re.search(r"\A[^\n]*(plan\.json is damaged or of another|holds other features)[^\n]*\Z", problem), (
+            problem
+        )
+    path.write_text(text)
+    assert len(extract(pictures(12), backbone, tmp_path / "f", shard_images=4, **QUICK)) == 12
+
+
+def test_a_shard_with_a_damaged_receipt_is_written_again(backbone, tmp_path, monkeypatch):
+    extract(pictures(12), backbone, tmp_path / "whole", shard_images=4, **QUICK)
+    begun(backbone, tmp_path / "f", monkeypatch)
+    path = tmp_path / "f" / "shard-00000.json"
+    receipt, work = json.loads(path.read_text()), Extraction(tmp_path / "f", None, 3)
+    assert work.receipt(0) is not None
+    for field, kind, text in damages(receipt):
+        path.write_text(text)
+        assert work.receipt(0) is None, (field, kind)
+    path.write_text("[]")
+    extract(pictures(12), backbone, tmp_path / "f", shard_images=4, **QUICK)
+    assert files(tmp_path / "f") == files(tmp_path / "whole")
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

@@ -109,6 +109,11 @@ def map_shard(folder: Path, shard: Shard, index: Index) -> dict[str, Array]:
                 raise ValueError(f"{name} is {entry['dtype']} {entry['shape']}")
             begin, end = entry["data_offsets"]
             tensors[name] = data[start + begin : start + end].view(dtype).reshape(shape)
+            if not features:
+                limit = len(index.classes if name == "labels" else index.group_names)
+                low, high = int(tensors[name].min()), int(tensors[name].max())
+                if low < 0 or high >= limit:
+                    raise ValueError(f"{name} must lie in 0..{limit - 1} and reach from {low} to {high}")
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{file} must hold what {INDEX} says; it is altered, {error}: copy it again") from error
     return tensors

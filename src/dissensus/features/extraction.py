@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from dissensus._core import documents
 from dissensus._core.documents import Document
 from dissensus._core.errors import DataError
@@ -71,6 +73,12 @@ class Receipt(Document):
     format: Literal["dissensus-shard-1"] = "dissensus-shard-1"
     shard: Shard | None
     bad: tuple[tuple[str, str], ...]  # name, reason
+
+    @model_validator(mode="after")
+    def _check(self) -> Receipt:
+        if self.shard is None and not self.bad:
+            raise ValueError("a shard has rows or images that cannot be read")
+        return self
 
 
 class Extraction:
@@ -142,10 +150,13 @@ class Extraction:
         """Return the receipt of a shard; None if the shard is still to be written, or is damaged."""
         try:
             receipt = documents.read(Receipt, self._receipt(number))
-            size = (self.folder / receipt.shard.file).stat().st_size if receipt.shard else 0
+            if receipt.shard is None:
+                return receipt
+            path = self._receipt(number).with_suffix(".safetensors")
+            whole = path.name == receipt.shard.file and path.stat().st_size == receipt.shard.bytes
         except (DataError, OSError):
             return None
-        return receipt if receipt.shard is None or size == receipt.shard.bytes else None
+        return receipt if whole else None
 
     def write(self, number: int, tensors: Mapping[str, Array], bad: Errors) -> None:
         """Write a shard, then its receipt."""

@@ -124,11 +124,11 @@ class FeatureSet:
             return cls.from_arrays(values["features"], values.get("labels"), groups=values.get("groups"))
         index = _shards.read_index(folder)
         maps = [_shards.map_shard(folder, shard, index) for shard in index.shards]
-        codes: dict[str, Tensor] = {}
-        for kind, names in (("labels", index.classes), ("groups", index.group_names)):
-            if kind in index.columns:
-                whole = np.concatenate([tensors[kind] for tensors in maps])
-                codes[kind] = torch.from_numpy(arrays.check_codes(kind, whole, index.count, names))
+        codes = {
+            kind: torch.from_numpy(np.concatenate([tensors[kind] for tensors in maps]))
+            for kind in index.columns
+            if kind != "features"
+        }
         features = cls(
             labels=codes.get("labels"),
             groups=codes.get("groups"),
