@@ -1,4 +1,4 @@
-"""A large tar, made once."""
+"""A large tar, created once."""
 
 import pytest
 

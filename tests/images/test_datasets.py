@@ -37,7 +37,7 @@ def test_bad_arrays():
 
 
 @pytest.mark.parametrize("name", ["targets", "labels", "_labels"])
-def test_labels_of_a_data_set_are_taken_without_reading(name):
+def test_stored_labels_need_no_reading(name):
     items = [(Image.new("L", (3, 3), i), i % 2) for i in range(4)]
     data = Pairs(items, classes=["a", ("b", "bee")], **{name: torch.tensor([0, 1, 0, 1])})
     images = ImageSet.from_dataset(data)
@@ -52,7 +52,7 @@ def test_labels_of_a_data_set_are_taken_without_reading(name):
     assert ImageSet.from_dataset(turned).labels.tolist() == [1, 0, 1, 0]
 
 
-def test_labels_of_a_data_set_are_read_where_they_must_be():
+def test_labels_are_read_if_not_stored():
     data = Pairs([(plain(), "dog"), (np.zeros((3, 3), np.uint8), "cat")])
     images = ImageSet.from_dataset(data)
     assert data.read == 2
@@ -83,7 +83,7 @@ def test_items_that_fail():
             ImageSet.from_dataset(Pairs(order))
 
 
-def test_data_sets_that_are_none():
+def test_unusable_data_sets():
     with refused("map-style"):
         ImageSet.from_dataset(iter([1]))
     with refused("dict of train, test"):

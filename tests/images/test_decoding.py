@@ -1,4 +1,4 @@
-"""One image: what every kind of file becomes, and what is refused."""
+"""Decoding: every kind of file as RGB, and files that are refused."""
 
 import pickle
 import struct

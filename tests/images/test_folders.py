@@ -1,4 +1,4 @@
-"""Folders: what is found in them, and what is said where nothing is."""
+"""Folders of images: listing, labels, links, permissions, and errors."""
 
 import os
 
@@ -49,7 +49,7 @@ def test_empty_class_folder_is_refused(tmp_path):
     assert len(ImageSet.find(tmp_path, unlabelled=True)) == 3
 
 
-def test_links_are_followed_but_not_round_in_circles(tmp_path):
+def test_links_are_followed_without_cycles(tmp_path):
     tree(tmp_path / "a")
     root = tmp_path / "b"
     (root / "class").mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
         images.image(0)
 
 
-def test_what_cannot_be_found(tmp_path):
+def test_paths_without_images(tmp_path):
     write(tmp_path, {"x/readme.md": b"", "one.jpg": RED, "a.zip": b"", "a.npz": b"", "a.tar.gz": b"", "b.TGZ": b""})
     write(tmp_path, {"f/index.json": b"{}", "f/shard-00000.safetensors": b"", "packed/a.tgz": b""})
     for name, match in {
@@ -105,7 +105,7 @@ def test_permissions(tmp_path):
         (root / "dog").chmod(0o700)
 
 
-def test_permission_denied_is_told(tmp_path, monkeypatch):
+def test_permission_denied_is_reported(tmp_path, monkeypatch):
     """As above, where the tests run as root."""
     images = ImageSet.find(tree(tmp_path))
 

@@ -1,4 +1,4 @@
-"""What can be done with a set: divided, relabelled, shrunk, told apart, sent elsewhere."""
+"""What can be done with a set: divided, relabelled, shrunk, fingerprinted, pickled."""
 
 import json
 import os

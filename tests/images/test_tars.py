@@ -1,4 +1,4 @@
-"""Tars: what is found in them, read at any place by any process, and what is damaged."""
+"""Tars: listing, reading by several processes, labels, and damaged files."""
 
 import io
 import os
@@ -41,10 +41,10 @@ def test_tar_is_read_by_several_processes(thousand, how):
     index = [list(range(i, 900, 3)) for i in range(2)]
     with warnings.catch_warnings(), get_context(how).Pool(2 if how == "fork" else 1) as pool:
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
-        found = pool.starmap(_first_pixels, [(images, part) for part in index])
+        pixels = pool.starmap(_first_pixels, [(images, part) for part in index])
         pool.close()
         pool.join()
-    assert found == [[i % 256 for i in part] for part in index]
+    assert pixels == [[i % 256 for i in part] for part in index]
 
 
 def _in_child(images, queue):

@@ -18,8 +18,10 @@ sets:
 """
 
 
-def load(name, root, told=None, **options) -> Suite:
-    return suites.load(str(name), root=root, notify=(told if told is not None else []).append, **{**TINY, **options})
+def load(name, root, messages=None, **options) -> Suite:
+    return suites.load(
+        str(name), root=root, notify=(messages if messages is not None else []).append, **{**TINY, **options}
+    )
 
 
 def roles(suite: Suite) -> dict[str, str]:

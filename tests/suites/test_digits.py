@@ -46,8 +46,8 @@ def parts(suite: Suite) -> dict[str, FeatureSet]:
     """Every set of the suite by name."""
     assert suite.held_out is not None
     assert suite.disagreement is not None
-    own = {"train": suite.train, "held-out": suite.held_out, "disagreement": suite.disagreement}
-    return own | {s.name: s.features for s in suite.sets}
+    parts = {"train": suite.train, "held-out": suite.held_out, "disagreement": suite.disagreement}
+    return parts | {s.name: s.features for s in suite.sets}
 
 
 def scans(features: FeatureSet, half: slice = slice(None)) -> set[bytes]:
@@ -57,8 +57,8 @@ def scans(features: FeatureSet, half: slice = slice(None)) -> set[bytes]:
 
 @cache
 def digit_of_scan() -> dict[bytes, int]:
-    found = load_digits()
-    return {row.tobytes(): int(y) for row, y in zip((found.data / 16).astype(np.float32), found.target, strict=True)}
+    scans = load_digits()
+    return {row.tobytes(): int(y) for row, y in zip((scans.data / 16).astype(np.float32), scans.target, strict=True)}
 
 
 def test_no_two_scans_are_equal() -> None:
@@ -113,8 +113,8 @@ def test_digits_has_its_sets_roles_and_sizes(seed: int) -> None:
     assert {s.name: s.family for s in suite.sets if s.role == "shift"} == shifts
     assert [s.name for s in suite.sets if s.role == "ood"] == ["new-digits", "photos"]
     assert [s.name for s in suite.sets if s.role == "id"] == ["id"]
-    own = {"train": 860, "held-out": 215, "id": 359, "new-digits": 363, "photos": 300, "disagreement": 645}
-    assert sizes == own | dict.fromkeys(shifts, 359)
+    others = {"train": 860, "held-out": 215, "id": 359, "new-digits": 363, "photos": 300, "disagreement": 645}
+    assert sizes == others | dict.fromkeys(shifts, 359)
     assert suite.train.classes == ("0", "1", "2", "4", "5", "6", "7", "8")
 
 
@@ -152,8 +152,8 @@ def test_a_shift_set_is_the_id_images_corrupted_further_off_at_severity_5(seed: 
         distance = {}
         for severity in (1, 5):
             shifted = sets[f"{name}-{severity}"]
-            made = corrupt(clean.reshape(-1, 8, 8), name, severity, seed)
-            assert np.array_equal(pixels(shifted), made.reshape(-1, 64))
+            expected = corrupt(clean.reshape(-1, 8, 8), name, severity, seed)
+            assert np.array_equal(pixels(shifted), expected.reshape(-1, 64))
             assert shifted.labels is not None
             assert torch.equal(shifted.labels, labels)
             distance[severity] = np.linalg.norm(pixels(shifted) - clean, axis=1).mean()
@@ -163,15 +163,15 @@ def test_a_shift_set_is_the_id_images_corrupted_further_off_at_severity_5(seed: 
 def test_digits_disagrees_on_held_out_images_in_ways_that_are_not_tested() -> None:
     sets = parts(load("digits"))
     images = pixels(sets["held-out"]).reshape(-1, 8, 8)
-    made = np.concatenate([corrupt(images, name, 3) for name in DISTORTIONS]).reshape(-1, 64)
-    assert np.array_equal(pixels(sets["disagreement"]), made)
+    expected = np.concatenate([corrupt(images, name, 3) for name in DISTORTIONS]).reshape(-1, 64)
+    assert np.array_equal(pixels(sets["disagreement"]), expected)
     assert sets["disagreement"].labels is None
     assert not CORRUPTIONS.keys() & DISTORTIONS.keys()
 
 
 def test_digits_takes_the_severities_asked_for() -> None:
-    made = suites.load("digits", severities=(2,), backbone="pixels")
-    names = [s.name for s in made.sets if s.role == "shift"]
+    suite = suites.load("digits", severities=(2,), backbone="pixels")
+    names = [s.name for s in suite.sets if s.role == "shift"]
     assert names == [f"{name}-2" for name in CORRUPTIONS]
 
 

@@ -48,26 +48,28 @@ def test_what_folders_lack_is_set_aside_from_the_training_images(tmp_path, layou
     classes(tmp_path / layout, ("cat", "big dog", "eel"), count=10)
     for folder in folders:
         classes(tmp_path / folder, ("cat", "big dog", "eel"), count=1)
-    told: list[str] = []
-    suite = load("folders", tmp_path, told)
+    messages: list[str] = []
+    suite = load("folders", tmp_path, messages)
     assert (len(suite.train), len(by_name(suite)["id"].features), len(suite.held_out)) == sizes
     assert suite.train.classes == ("big dog", "cat", "eel")
     assert suite.train.class_counts.unique().numel() == 1, "each class in proportion"
-    assert len(told) == (note is not None)
-    assert note is None or (note in told[0] and f"(train {sizes[0]}, id {sizes[1]}, held-out {sizes[2]})" in told[0])
-    made, _ = _locate.locate(suites.recipe("folders", tmp_path), tmp_path)
-    parts = [names_of(source.images) for source in made if source.seeded]
+    assert len(messages) == (note is not None)
+    assert note is None or (
+        note in messages[0] and f"(train {sizes[0]}, id {sizes[1]}, held-out {sizes[2]})" in messages[0]
+    )
+    sources, _ = _locate.locate(suites.recipe("folders", tmp_path), tmp_path)
+    parts = [names_of(source.images) for source in sources if source.seeded]
     assert sum(map(len, parts)) == len(set().union(*parts)), "no image is in two sets"
     again, _ = _locate.locate(suites.recipe("folders", tmp_path), tmp_path)
-    assert [source.images.names for source in made] == [source.images.names for source in again]
+    assert [source.images.names for source in sources] == [source.images.names for source in again]
 
 
 def test_folders_too_small_to_hold_any_out(tmp_path):
     classes(tmp_path, count=3)
-    told: list[str] = []
-    suite = load("folders", tmp_path, told)
+    messages: list[str] = []
+    suite = load("folders", tmp_path, messages)
     assert (len(suite.train), len(by_name(suite)["id"].features), suite.held_out) == (6, 3, None)
-    assert "too few images per class to take 60% to 80% of them: add images, or a folder held-out/" in told[1]
+    assert "too few images per class to take 60% to 80% of them: add images, or a folder held-out/" in messages[1]
     shutil.rmtree(tmp_path / "cat")
     classes(tmp_path / "two", count=2)
     with refused("needs its id set, .*; missing: .*two has too few images per class to take 80% to 100% of them: add"):
@@ -77,7 +79,7 @@ def test_folders_too_small_to_hold_any_out(tmp_path):
 def test_two_sets_of_one_name_are_refused(tmp_path):
     classes(tmp_path / "train")
     classes(tmp_path / "shift" / "id")
-    with refused("every set needs a name of its own; .* has 'id' twice: rename one"):
+    with refused("sets must have different names; .* has 'id' twice: rename one"):
         suites.recipe("folders", tmp_path)
 
 

@@ -17,8 +17,8 @@ def test_families_and_names_of_corruptions_follow_the_set(tmp_path):
         "  A: {role: shift, images: train, part: [0.5, 1], corruption: snow}\n"
         "  B: {role: shift, images: train, part: [0.5, 1], corruption: [snow, fog], family: '{corruption} of B'}\n"
     )
-    made, _ = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
-    families = {source.name: source.family for source in made if source.role == "shift"}
+    sources, _ = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
+    families = {source.name: source.family for source in sources if source.role == "shift"}
     assert families == {
         "A-snow-1": "A-1", "A-snow-5": "A-5", "B-snow-1": "snow of B", "B-fog-1": "fog of B", "B-snow-5": "snow of B",
         "B-fog-5": "fog of B",
@@ -34,11 +34,11 @@ def test_subsets_present_and_in_a_file(tmp_path):
         OWN
         + "  few: {role: shift, images: few, subset: present}\n  some: {role: shift, images: some, subset: some.txt}"
     )
-    made, found = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
-    few, some = made[-2:]
+    sources, statuses = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path)
+    few, some = sources[-2:]
     assert (few.subset, few.images.labels.tolist()) == ((1, 3), [1, 3])
     assert (some.subset, some.images.labels.tolist()) == ((0, 1), [0, 1])
-    assert found[-1].text == "1 of its 3 classes are not in the training set: 1 images left out"
+    assert statuses[-1].text == "1 of its 3 classes are not in the training set: 1 images left out"
     wrong = _yaml.read(recipe_of(tmp_path, text.replace("some.txt", "sone.txt")))
     with refused("subset must be present, imagenet-a, imagenet-r, or a file of class names under .*; got 'sone.txt'"):
         _locate.locate(wrong, tmp_path)
@@ -62,14 +62,14 @@ sets:
   odder: {{role: shift, of: odd}}
 """
     (tmp_path / "root").mkdir()
-    found = _locate.check(_yaml.read(recipe_of(tmp_path, text)), tmp_path / "root")
-    assert [(f.name, f.state, f.images) for f in found] == [
+    statuses = _locate.check(_yaml.read(recipe_of(tmp_path, text)), tmp_path / "root")
+    assert [(f.name, f.state, f.images) for f in statuses] == [
         ("again", "found", 6), ("train", "found", 6), ("val", "found", 6), ("odd", "found", 2),
         ("odder", "unusable", 2),
     ]  # fmt: skip
     text = text.replace("  odder: {role: shift, of: odd}\n", "")
-    made, _ = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path / "root")
-    assert [source.name for source in made] == ["again", "train", "val", "odd"]
+    sources, _ = _locate.locate(_yaml.read(recipe_of(tmp_path, text)), tmp_path / "root")
+    assert [source.name for source in sources] == ["again", "train", "val", "odd"]
 
 
 def test_a_table_without_the_column_is_refused_not_left_out(tmp_path):

@@ -60,34 +60,34 @@ def test_wnids_of_the_tests_are_of_the_lists():
 
 
 def test_imagenet(imagenet):
-    told: list[str] = []
-    suite = load("imagenet", imagenet, told)
+    messages: list[str] = []
+    suite = load("imagenet", imagenet, messages)
     trained = (NEITHER, ONLY_R, BOTH, ONLY_A)
     assert suite.train.classes == trained == tuple(sorted(trained))
-    found = by_name(suite)
+    sets = by_name(suite)
     stored = [f"C-{name}-{severity}" for severity in (1, 5) for name in ("gaussian_noise", "snow")]
     assert roles(suite) == {
         "val": "id", "IN-A": "shift", "IN-R": "shift", **dict.fromkeys(stored, "shift"), "iNaturalist": "ood",
         "OpenImages-O": "ood",
     }  # fmt: skip
-    assert found["C-snow-5"].family == "C-5"
-    assert found["val"].family == ""
+    assert sets["C-snow-5"].family == "C-5"
+    assert sets["val"].family == ""
     # labels are those of training, the subset those of the list that are trained on
-    assert found["IN-A"].subset == (2, 3)
-    assert found["IN-A"].features.labels.tolist() == [2, 2, 2, 3, 3, 3]
-    assert found["IN-R"].subset == (1, 2)
-    assert found["IN-R"].features.labels.tolist() == [1, 1, 2, 2]
-    assert found["C-snow-1"].features.labels.tolist() == [0, 1, 2, 3]
-    assert found["C-snow-1"].subset is None
-    assert found["C-snow-1"].features.provenance["corruption"] is None, "stored, not made"
-    assert len(found["iNaturalist"].features) == 3
-    assert len(found["OpenImages-O"].features) == 3
-    assert found["OpenImages-O"].features.labels is None
-    assert [line for line in told if "IN-A" in line] == [
+    assert sets["IN-A"].subset == (2, 3)
+    assert sets["IN-A"].features.labels.tolist() == [2, 2, 2, 3, 3, 3]
+    assert sets["IN-R"].subset == (1, 2)
+    assert sets["IN-R"].features.labels.tolist() == [1, 1, 2, 2]
+    assert sets["C-snow-1"].features.labels.tolist() == [0, 1, 2, 3]
+    assert sets["C-snow-1"].subset is None
+    assert sets["C-snow-1"].features.provenance["corruption"] is None, "stored, not computed"
+    assert len(sets["iNaturalist"].features) == 3
+    assert len(sets["OpenImages-O"].features) == 3
+    assert sets["OpenImages-O"].features.labels is None
+    assert [line for line in messages if "IN-A" in line] == [
         "imagenet: IN-A (shift): 198 of its 200 classes are not in the training set: 3 images left out"
     ]
-    assert any("C (shift): 26 of 30 missing, such as C-shot_noise-1: unpack ImageNet-C" in line for line in told)
-    assert len(told) == 2
+    assert any("C (shift): 26 of 30 missing, such as C-shot_noise-1: unpack ImageNet-C" in line for line in messages)
+    assert len(messages) == 2
 
 
 def test_imagenet_lists_stand_before_folders_and_wholly_untrained_sets_are_left_out(imagenet, tmp_path):
@@ -101,16 +101,16 @@ def test_imagenet_lists_stand_before_folders_and_wholly_untrained_sets_are_left_
     for part in ("train", "val", *corrupted):
         shutil.rmtree(root / part / BOTH)
         shutil.rmtree(root / part / ONLY_A)
-    told: list[str] = []
-    suite = load("imagenet", root, told)
-    found = by_name(suite)
-    assert len(found["iNaturalist"].features) == 2
-    assert found.keys() & {"IN-A", "IN-R", "OpenImages-O"} == set()
+    messages: list[str] = []
+    suite = load("imagenet", root, messages)
+    sets = by_name(suite)
+    assert len(sets["iNaturalist"].features) == 2
+    assert sets.keys() & {"IN-A", "IN-R", "OpenImages-O"} == set()
     for name in ("IN-A", "IN-R"):  # of the first no class is trained on, of the second one
-        line = next(line for line in told if f"without {name} (shift): missing: " in line)
+        line = next(line for line in messages if f"without {name} (shift): missing: " in line)
         assert "has fewer than two classes of the training set: unpack" in line
     assert any(
-        "without OpenImages-O (ood): missing: " in line and "which is not a folder: fetch" in line for line in told
+        "without OpenImages-O (ood): missing: " in line and "which is not a folder: fetch" in line for line in messages
     )
 
 
@@ -160,16 +160,16 @@ def test_waterbirds_without_its_images_is_missing(waterbirds, tmp_path):
 
 
 def test_tiny_imagenet_is_all_there(tiny):
-    made, found = _locate.locate(suites.RECIPES["tiny-imagenet"], tiny)
-    assert {f.state for f in found} == {"found"}
-    assert [f.sets for f in found] == [1, 1, 1, 30, 1]
-    shifts = [source for source in made if source.role == "shift"]
+    sources, statuses = _locate.locate(suites.RECIPES["tiny-imagenet"], tiny)
+    assert {f.state for f in statuses} == {"found"}
+    assert [f.sets for f in statuses] == [1, 1, 1, 30, 1]
+    shifts = [source for source in sources if source.role == "shift"]
     assert [source.corruption for source in shifts] == [(name, s) for s in (1, 5) for name in corruptions.CORRUPTIONS]
     assert {source.family for source in shifts} == {"C-1", "C-5"}
-    train, held_out = made[0].images, made[1].images
+    train, held_out = sources[0].images, sources[1].images
     assert (len(train), len(held_out)) == (57, 3)
     assert not names_of(train) & names_of(held_out)
-    textures = made[-1].images
+    textures = sources[-1].images
     assert textures.image(0).size == (64, 64), "shrunk"
     assert textures.labels is None
 
@@ -184,24 +184,24 @@ def pacs(tmp_path_factory):
 
 def test_pacs_splits_do_not_overlap_and_are_stable(pacs):
     recipe = suites.RECIPES["pacs"]
-    made = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=3)[0]}
+    sources = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=3)[0]}
     again = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=3)[0]}
     other = {source.name: source.images for source in _locate.locate(recipe, pacs, seed=4)[0]}
-    splits = [names_of(made[name]) for name in ("train", "held-out", "photo")]
+    splits = [names_of(sources[name]) for name in ("train", "held-out", "photo")]
     assert [len(split) for split in splits] == [21, 3, 6]
     assert len(set.union(*splits)) == 30
-    assert all(made[name].fingerprint == again[name].fingerprint for name in made)
-    assert made["train"].fingerprint != other["train"].fingerprint
-    assert made["art"].fingerprint == other["art"].fingerprint
+    assert all(sources[name].fingerprint == again[name].fingerprint for name in sources)
+    assert sources["train"].fingerprint != other["train"].fingerprint
+    assert sources["art"].fingerprint == other["art"].fingerprint
 
 
 def test_pacs(pacs):
-    told: list[str] = []
-    suite = load("pacs", pacs, told)
+    messages: list[str] = []
+    suite = load("pacs", pacs, messages)
     assert roles(suite) == {"photo": "id", "art": "shift", "cartoon": "shift", "sketch": "shift"}
     assert len(suite.held_out) == 3
     assert suite.disagreement is None
-    assert told == [
+    assert messages == [
         "pacs goes on without textures (ood): missing: unpack the Describable Textures (Cimpoi et al. 2014) as "
         "textures/banded/..."
     ]

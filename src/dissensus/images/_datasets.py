@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Subset
 
@@ -21,30 +20,17 @@ from dissensus.images.decoding import BadImage, decode, decoding_errors, read_im
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
-    """Images in memory: (N, H, W) or (N, H, W, 3) uint8; a place is a row."""
-
-    pixels: NDArray[np.uint8]
-
-    @property
-    def identity(self) -> str:
-        """The sha256 of the pixels: in memory, all sizes are equal and hashing is cheap."""
-        return hashlib.sha256(np.ascontiguousarray(self.pixels).data).hexdigest()
-
-    def read(self, name: str, place: int, size: int) -> Image.Image:
-        return to_rgb(Image.fromarray(self.pixels[place]))
-
-
-@dataclass(frozen=True, eq=False)
 class Items:
-    """Images of a map-style data set; a place is an index."""
+    """Images (N, H, W) or (N, H, W, 3) uint8 in memory, or those of a map-style data set; a place is an index."""
 
     dataset: Any
-    key: str
+    key: str = ""
 
     @property
     def identity(self) -> str:
-        """The fingerprint that Hugging Face data sets keep."""
+        """The sha256 of pixels in memory, which all have one size; the fingerprint that Hugging Face data sets keep."""
+        if isinstance(self.dataset, np.ndarray):
+            return hashlib.sha256(np.ascontiguousarray(self.dataset).data).hexdigest()
         return str(getattr(self.dataset, "_fingerprint", ""))
 
     def read(self, name: str, place: int, size: int) -> Image.Image:
@@ -79,7 +65,7 @@ def list_arrays(images: Values, names: Sequence[str] | None, **labels: Any) -> L
         raise DataError(f"every image has one name; got {len(names)} for {len(array)} images: pass one each")
     return Listing(
         names=[str(i) for i in range(len(array))] if names is None else names,
-        reader=Arrays(array),
+        reader=Items(array),
         sizes=[int(np.prod(array.shape[1:]))] * len(array),
         **labels,
     )

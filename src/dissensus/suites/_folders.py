@@ -47,7 +47,7 @@ def recipe_of(root: Path) -> Recipe:
         for path in sorted((root / role).glob("[!.]*")):
             name = path.name if path.is_dir() else path.stem
             if name in sets:
-                raise DissensusError(f"every set needs a name of its own; {root} has {name!r} twice: rename one")
+                raise DissensusError(f"sets must have different names; {root} has {name!r} twice: rename one")
             sets[name] = {"role": role, "images": f"{role}/{path.name}"}
     values = {"name": NAME, "summary": f"Images of {root.resolve().name}.", "sets": sets, "note": _note(split)}
     return make(values, str(root))

@@ -60,7 +60,7 @@ def make(values: Mapping[str, Any], where: str) -> Recipe:
             raise DissensusError(f"`subset` is for roles id, shift and groups; {which} is {s.role}: leave it out")
     counts = Counter(variant.name for s in recipe.sets.values() for variant in s.variants())
     if twice := [name for name, count in counts.items() if count > 1]:
-        raise DissensusError(f"every set needs a name of its own; {where} has {twice[0]!r} twice: rename one")
+        raise DissensusError(f"sets must have different names; {where} has {twice[0]!r} twice: rename one")
     _check_leaks(recipe, where)
     _check_training(recipe, where)
     return recipe
