@@ -86,5 +86,5 @@ def test_public_names_are_there_and_nothing_else():
     for name in dissensus.__all__:
         assert getattr(dissensus, name) is not None
     assert dir(dissensus) == sorted(dissensus.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         dissensus.nothing  # noqa: B018

@@ -1,97 +1,14 @@
-"""Dissensus: diverse ensembles on frozen backbones.
+"""Dissensus: diverse ensembles on frozen backbones. Names are listed in __init__.pyi.
 
->>> from dissensus import Ensemble, FeatureSet, fit, suites, tails
->>> from dissensus import evaluate
+>>> from dissensus import Ensemble, evaluate, fit, suites, tails
+>>> suite = suites.load("digits", backbone="pixels")
+>>> ensemble = fit(Ensemble(tails.create("linear", 64, 8), members=5), suite.train, lr=0.01, batch_size=64)
+>>> results = evaluate(ensemble, suite.sets)
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from dissensus import backbones, suites
-    from dissensus._core.errors import DissensusError
-    from dissensus.detection.detector import Detector
-    from dissensus.detection.image_ensemble import ImageEnsemble
-    from dissensus.estimators.classifier import DissensusClassifier
-    from dissensus.evaluation._evaluate import evaluate
-    from dissensus.evaluation.results import Results
-    from dissensus.evaluation.suite import Suite, SuiteSet
-    from dissensus.features import FeatureSet, FeatureWriter, extract
-    from dissensus.functional import aggregates, losses, metrics, scores
-    from dissensus.functional.scores import SCORES
-    from dissensus.images import ImageSet
-    from dissensus.models import Ensemble, tails
-    from dissensus.training._fit import fit
-    from dissensus.training.methods import METHODS
-
-__all__ = [
-    "METHODS",
-    "SCORES",
-    "Detector",
-    "DissensusClassifier",
-    "DissensusError",
-    "Ensemble",
-    "FeatureSet",
-    "FeatureWriter",
-    "ImageEnsemble",
-    "ImageSet",
-    "Results",
-    "Suite",
-    "SuiteSet",
-    "__version__",
-    "aggregates",
-    "backbones",
-    "evaluate",
-    "extract",
-    "fit",
-    "losses",
-    "metrics",
-    "scores",
-    "suites",
-    "tails",
-]
-
-# Loaded when first asked for: `dissensus --help` should not wait for PyTorch.
-_MODULES = {
-    "aggregates": "functional.aggregates",
-    "backbones": "backbones",
-    "losses": "functional.losses",
-    "metrics": "functional.metrics",
-    "scores": "functional.scores",
-    "suites": "suites",
-    "tails": "models.tails",
-}
-_HOMES = {
-    "METHODS": "training.methods",
-    "SCORES": "functional.scores",
-    "Detector": "detection.detector",
-    "DissensusClassifier": "estimators.classifier",
-    "DissensusError": "_core.errors",
-    "Ensemble": "models",
-    "FeatureSet": "features",
-    "FeatureWriter": "features",
-    "ImageEnsemble": "detection.image_ensemble",
-    "ImageSet": "images",
-    "Results": "evaluation.results",
-    "Suite": "evaluation.suite",
-    "SuiteSet": "evaluation.suite",
-    "evaluate": "evaluation._evaluate",
-    "extract": "features",
-    "fit": "training._fit",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"dissensus.{_MODULES[name]}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dissensus' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dissensus.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+# Loaded on first use, so that `dissensus --help` does not wait for PyTorch.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""python -m dissensus."""
+"""`python -m dissensus` is the command `dissensus`."""
 
 import sys
 

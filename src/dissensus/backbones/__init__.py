@@ -1,6 +1,6 @@
-"""Backbones: timm models, frozen, cut into a trunk and a tail."""
+"""Backbones: timm models, frozen, cut into a trunk and a tail. Names are listed in __init__.pyi."""
 
-from dissensus.backbones.backbone import Backbone, BackboneDescription, create, restore
-from dissensus.backbones.weights import LITES, known
+import lazy_loader
 
-__all__ = ["LITES", "Backbone", "BackboneDescription", "create", "known", "restore"]
+# Loaded on first use, so that features and runs are read without timm.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Estimators that follow scikit-learn's contract."""
+
+from dissensus.estimators.classifier import DissensusClassifier
+
+__all__ = ["DissensusClassifier"]

@@ -1,9 +1,8 @@
-"""Evaluation: suites, one pass over a set, metrics of every aggregate and score, and tables of results."""
+"""Evaluation: suites, one pass over a set, metrics of every aggregate and score, and tables of results.
 
-from dissensus.evaluation._evaluate import evaluate
-from dissensus.evaluation.predictions import Predictions, predict
-from dissensus.evaluation.results import Results
-from dissensus.evaluation.suite import Suite, SuiteSet
-from dissensus.evaluation.tables import Table
+Names are listed in __init__.pyi.
+"""
 
-__all__ = ["Predictions", "Results", "Suite", "SuiteSet", "Table", "evaluate", "predict"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
