@@ -599,7 +599,7 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
             [run, "--to", "onx", "--out", "{}/d"],
             "unknown export target 'onx': did you mean 'onnx'? known: hub, onnx, timm",
         ),
-        ([run, "--to", "hub"], "required, but not given: out"),
+        ([run, "--to", "hub"], "required, but not given: --out"),
         (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),
         (["{}/half", "--to", "hub", "--out", "{}/d"], "is not finished"),
     ]
