@@ -129,7 +129,7 @@ def page(runs) -> Path:
 
 @pytest.fixture
 def copied(runs, tmp_path) -> Path:
-    """A run of one's own, to be damaged."""
+    """A copy of a run, to damage."""
     return Path(shutil.copytree(runs / "deep-ensemble", tmp_path / "runs" / "deep-ensemble"))
 
 
@@ -216,7 +216,7 @@ def test_axes_hold_their_ends_and_their_ticks(low, high):
         assert len(set(names)) == len(names) or high - low < 1e-6
 
 
-def test_lines_leave_out_what_is_missing_and_tell_their_numbers():
+def test_lines_leave_out_what_is_missing_and_list_their_numbers():
     chart = charts.lines("T", "x", "y", [charts.Line("a", [0, 1, 2], [1.0, None, 3.0], [0.1, 0, 0.2])])
     assert "from 1 at 0 to 3 at 2" in chart.drawing
     assert chart.rows == (("0", "1 ± 0.1"), ("1", "-"), ("2", "3 ± 0.2"))
@@ -350,7 +350,7 @@ def test_seeds_of_one_method_are_one_row_with_a_deviation(page):
     assert "sed-a2d, seed 1" in text
 
 
-def test_a_score_that_never_varies_is_said_to_tell_nothing(page):
+def test_a_constant_score_is_reported(page):
     text = page.read_text()
     assert "pds is the same for every sample of single: it needs several members." in text
 

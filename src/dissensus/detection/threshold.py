@@ -77,7 +77,6 @@ class Threshold:
         Raises:
             DissensusError: If the rate is not in (0, 1), or needs more samples.
         """
-        conformal.check_rate(false_alarms)
         each = [value.float() for value in values.values()]
         references: tuple[Tensor, ...] = ()
         final = each[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.report import svg
@@ -49,7 +49,7 @@ def histogram(title: str, score: str, data: Histogram, inside: str, other: str, 
     plot.line(_steps(edges, data.shares[inside]), 0, shape="area")
     plot.line(_steps(edges, data.shares[other]), 1, shape="outline")
     plot.line([(limit, 0), (limit, y.high)], 0, shape="guide")
-    plot.text(limit, y.high, f"{FALSE_ALARMS:.0%} line", anchor="middle", dx=0, dy=-5)
+    plot.text(limit, y.high, f"{FALSE_ALARMS:.0%} line")
     label = (
         f"{title}. Above {limit:.4g}, where at most {FALSE_ALARMS:.0%} of {inside} lie, are {caught:.1%} of {other}."
     )
@@ -120,25 +120,21 @@ def heat_map(title: str, shares: Array) -> Chart:
     count, left, top, size = len(shares), 70, 6, 230
     cell = size / count
     levels: dict[int, list[str]] = {}
-    for i, row in enumerate(shares):
-        for j, share in enumerate(row):
-            place = f"M{left + j * cell:.1f} {top + i * cell:.1f}h{cell:.1f}v{cell:.1f}h{-cell:.1f}z"
-            levels.setdefault(min(10, int(share * 10)), []).append(place)
+    for (i, j), share in np.ndenumerate(shares):
+        place = f"M{left + j * cell:.1f} {top + i * cell:.1f}h{cell:.1f}v{cell:.1f}h{-cell:.1f}z"
+        levels.setdefault(min(10, int(share * 10)), []).append(place)
     body = "".join(f'<path class="heat h{level}" d="{"".join(cells)}"/>' for level, cells in sorted(levels.items()))
     if count <= 10:
-        for i, row in enumerate(shares):
-            for j, share in enumerate(row):
-                x, y = left + (j + 0.5) * cell, top + (i + 0.5) * cell + 4
-                kind = "over" if share >= 0.5 else "under"
-                body += f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{100 * share:.0f}</text>'
+        for (i, j), share in np.ndenumerate(shares):
+            x, y = left + (j + 0.5) * cell, top + (i + 0.5) * cell + 4
+            body += svg.text(x, y, f"{100 * share:.0f}", kind="over" if share >= 0.5 else "under")
     every = max(1, count // 10)
     for i in range(0, count, every):
         middle = (i + 0.5) * cell
-        body += f'<text x="{left - 5}" y="{top + middle + 4:.1f}" text-anchor="end">{i + 1}</text>'
-        body += f'<text x="{left + middle:.1f}" y="{top + size + 14}" text-anchor="middle">{i + 1}</text>'
-    body += f'<text class="name" x="{left + size / 2}" y="{top + size + 30}" text-anchor="middle">member</text>'
-    turned = f"translate({left - 26} {top + size / 2}) rotate(-90)"
-    body += f'<text class="name" transform="{turned}" text-anchor="middle">member</text>'
+        body += svg.text(left - 5, top + middle + 4, f"{i + 1}", "end")
+        body += svg.text(left + middle, top + size + 14, f"{i + 1}")
+    body += svg.text(left + size / 2, top + size + 30, "member", kind="name")
+    body += svg.turned_text(left - 26, top + size / 2, "member")
     pairs = shares[~np.eye(count, dtype=bool)] if count > 1 else shares.ravel()
     words = (
         f"Two members predict the same class for {pairs.mean():.1%} on average ({pairs.min():.1%} to {pairs.max():.1%})"
@@ -155,16 +151,16 @@ def bars(title: str, x_name: str, values: Mapping[str, float], *, low: float = 0
     for number, (name, value) in enumerate(values.items()):
         y, length = number * height + 4, axis.share(value) * width
         shown = name if len(name) <= 17 else name[:16] + "…"
-        body += f'<text x="{left - 6}" y="{y + 14}" text-anchor="end">{escape(shown)}</text>'
+        body += svg.text(left - 6, y + 14, shown, "end")
         body += f'<rect class="bar s{min(number, 1)}" x="{left}" y="{y}" width="{length:.1f}" height="{height - 8}"/>'
-        body += f'<text x="{left + length + 5:.1f}" y="{y + 14}">{value:.3f}</text>'
+        body += svg.text(left + length + 5, y + 14, f"{value:.3f}", "start")
     bottom = len(values) * height + 4
     body += f'<path class="axis" d="M{left} 0V{bottom}H{left + width}"/>'
     for tick, name in axis.ticks:
         px = left + axis.share(tick) * width
         body += f'<path class="grid" d="M{px:.1f} {bottom}v4"/>'
-        body += f'<text x="{px:.1f}" y="{bottom + 16}" text-anchor="middle">{name}</text>'
-    body += f'<text class="name" x="{left + width / 2}" y="{bottom + 33}" text-anchor="middle">{escape(x_name)}</text>'
+        body += svg.text(px, bottom + 16, name)
+    body += svg.text(left + width / 2, bottom + 33, x_name, kind="name")
     label = f"{title}. " + ", ".join(f"{name} {value:.3f}" for name, value in values.items()) + "."
     rows = tuple((name, f"{value:.4f}") for name, value in values.items())
     return Chart(title, svg.frame(svg.WIDTH, bottom + 40, label, body), heads=("set", x_name), rows=rows)

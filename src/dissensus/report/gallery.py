@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dissensus.evaluation.examples import Example
@@ -56,8 +56,3 @@ def _of_run(about: EvaluationDocument, album: Album, count: int) -> dict[str, li
             if examples:
                 tiles[f"{family}: {words}"] = album.tiles(examples[:count])
     return tiles
-
-
-def of_study(examples: Mapping[str, Sequence[Example]], album: Album) -> dict[str, list[Tile]]:
-    """Heading -> tiles of a study's examples."""
-    return {heading: album.tiles(group) for heading, group in examples.items()}

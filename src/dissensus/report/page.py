@@ -140,7 +140,7 @@ def _study(outcome: Outcome, album: gallery.Album) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "curves": [_curve(curve) for curve in outcome.curves if curve.x and curve.lines],
-        "examples": gallery.of_study(outcome.examples, album),
+        "examples": {heading: album.tiles(group) for heading, group in outcome.examples.items()},
     }
 
 

@@ -56,8 +56,11 @@ def gather(paths: Sequence[str | Path]) -> Sources:
         if studies:
             suites.setdefault(str(path), set()).update(outcome.suite for outcome in studies)
     suite = _one_suite(suites)
-    _check_classes(list(runs.values()))
-    return Sources(suite, tuple(named(list(runs.values()))), tuple(outcomes), tuple(left_out))
+    entries = list(runs.values())
+    _check_classes(entries)
+    names = name_runs([entry.run.settings for entry in entries], [str(entry.run.folder) for entry in entries])
+    named = tuple(replace(entry, row=row, name=name) for entry, (row, name) in zip(entries, names, strict=True))
+    return Sources(suite, named, tuple(outcomes), tuple(left_out))
 
 
 def _read(path: Path) -> tuple[list[EvaluatedRun], list[Outcome], list[str]]:
@@ -112,9 +115,3 @@ def _check_classes(runs: Sequence[EvaluatedRun]) -> None:
                 f"runs of one page need the same classes; {first} has {len(classes)}, {entry.run.folder} has others or "
                 "another order: make a page of each"
             )
-
-
-def named(runs: Sequence[EvaluatedRun]) -> list[EvaluatedRun]:
-    """The same runs with names; see `name_runs`."""
-    names = name_runs([entry.run.settings for entry in runs], [str(entry.run.folder) for entry in runs])
-    return [replace(entry, row=row, name=name) for entry, (row, name) in zip(runs, names, strict=True)]

@@ -27,14 +27,6 @@ class Answer:
     text: str
 
 
-@dataclass(frozen=True)
-class Card:
-    """One method's answers."""
-
-    name: str
-    answers: tuple[Answer, ...]
-
-
 class Summary:
     """Answers for every row of the results, from its values and the facts of each of its runs."""
 
@@ -69,12 +61,12 @@ class Summary:
         title, columns = f"At a glance, by {score}", [*accuracy.columns, *columns]
         return Table(title, ("method",), tuple(columns), tuple(rows), note if outside or shifted else "")
 
-    def cards(self, score: str) -> list[Card]:
+    def cards(self, score: str) -> dict[str, list[Answer]]:
         """The answers for every row."""
-        return [
-            Card(row, tuple(filter(None, (self._kept(row), self._gained(row), self._catches(row, score)))))
+        return {
+            row: [answer for answer in (self._kept(row), self._gained(row), self._catches(row, score)) if answer]
             for row in self.results.rows
-        ]
+        }
 
     def lead(self, score: str) -> list[str]:
         """The main point in a sentence or two."""

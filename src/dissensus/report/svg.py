@@ -107,10 +107,10 @@ class Plot:
         px, py = self.at(x, y)
         self.marks.append(f'<path class="mark s{series % SERIES}" d="{marker(px, py, series, size)}"/>')
 
-    def text(self, x: float, y: float, words: str, *, anchor: str = "start", dx: float = 4, dy: float = 0) -> None:
-        """Words at a point."""
+    def text(self, x: float, y: float, words: str) -> None:
+        """Words above a point."""
         px, py = self.at(x, y)
-        self.marks.append(f'<text x="{px + dx:.1f}" y="{py + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>')
+        self.marks.append(text(px, py - 5, words))
 
     def svg(self, label: str) -> Markup:
         """The whole plot; `label` describes it in words."""
@@ -120,22 +120,27 @@ class Plot:
         for value, name in self.y.ticks:
             py = self.at(self.x.low, value)[1]
             grid += f"M{LEFT} {py:.1f}H{right}"
-            parts.append(f'<text x="{LEFT - 5}" y="{py + 3.5:.1f}" text-anchor="end">{escape(name)}</text>')
+            parts.append(text(LEFT - 5, py + 3.5, name, "end"))
         for value, name in self.x.ticks:
             px = self.at(value, self.y.low)[0]
             grid += f"M{px:.1f} {bottom}v4"
-            parts.append(f'<text x="{px:.1f}" y="{bottom + 15}" text-anchor="middle">{escape(name)}</text>')
+            parts.append(text(px, bottom + 15, name))
         parts.insert(0, f'<path class="grid" d="{grid}"/>')
-        middle = (LEFT + right) / 2
         parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>')
-        parts.append(
-            f'<text class="name" x="{middle}" y="{self.height - 6}" text-anchor="middle">{escape(self.x.name)}</text>'
-        )
-        parts.append(
-            f'<text class="name" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">'
-            f"{escape(self.y.name)}</text>"
-        )
+        parts.append(text((LEFT + right) / 2, self.height - 6, self.x.name, kind="name"))
+        parts.append(turned_text(11, (TOP + bottom) / 2, self.y.name))
         return frame(WIDTH, self.height, label, "".join([*parts, *self.marks]))
+
+
+def text(x: float, y: float, words: str, anchor: str = "middle", *, kind: str = "") -> str:
+    """Words at pixels; `kind` is a class of the page."""
+    style = f' class="{kind}"' if kind else ""
+    return f'<text{style} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def turned_text(x: float, y: float, words: str) -> str:
+    """The name of a vertical axis."""
+    return f'<text class="name" transform="translate({x} {y}) rotate(-90)" text-anchor="middle">{escape(words)}</text>'
 
 
 def frame(width: float, height: float, label: str, body: str) -> Markup:
