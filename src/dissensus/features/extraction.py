@@ -111,8 +111,9 @@ class Extraction:
                     self.store.write(PLAN, self.plan)
                 yield
             finally:
-                if self.store.alone():
-                    self._tidy()
+                with contextlib.suppress(OSError):  # keep the error that ended the block; the next command tidies
+                    if self.store.alone():
+                        self._tidy()
 
     @contextlib.contextmanager
     def joined(self, rank: int) -> Iterator[None]:

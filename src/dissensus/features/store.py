@@ -132,9 +132,10 @@ class Store:
 
     def clear(self) -> None:
         """Remove everything but the lock, the index first. Call it only in a folder that was empty when claimed."""
-        for path in sorted(self.folder.iterdir()):
-            if belongs(path.name) and path.name != LOCK:
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # keep the error that made it necessary
+            for path in sorted(self.folder.iterdir()):
+                if belongs(path.name) and path.name != LOCK:
+                    path.unlink(missing_ok=True)
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
