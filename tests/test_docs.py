@@ -17,13 +17,14 @@ from dissensus.cli import COMMANDS, parser
 from dissensus.export import EXPORTS
 from dissensus.functional.aggregates import AGGREGATES
 from dissensus.functional.losses import REGULARISERS
+from dissensus.functional.metrics import METRICS
 from dissensus.functional.scores import SCORES
 from dissensus.models.tails import TAILS
 from dissensus.training.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-REGISTRIES = (AGGREGATES, EXPORTS, METHODS, REGULARISERS, SCORES, suites.SUITES, TAILS)
+REGISTRIES = (AGGREGATES, EXPORTS, METHODS, METRICS, REGULARISERS, SCORES, suites.SUITES, TAILS)
 
 
 def blocks(path: Path) -> list[str]:
@@ -53,6 +54,15 @@ def test_python_examples_run(path, monkeypatch, tmp_path):
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_contributing_names_files_and_packages_that_exist():
+    text, source = (ROOT / "CONTRIBUTING.md").read_text(), ROOT / "src" / "dissensus"
+    for name in re.findall(r"`([a-z_]+/(?:[a-z_]+\.py)?)`", text):
+        assert (source / name).exists() or (ROOT / name).exists(), name
+    layout = text.partition("| package in ")[2].partition("\n\n")[0]
+    packages = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert packages == set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in layout.splitlines()[2:])))
 
 
 @pytest.mark.slow

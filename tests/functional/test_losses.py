@@ -272,9 +272,10 @@ def test_value_and_gradient_are_autograds(name):
     logits, _ = draw(3, 5, 4)
     weights = torch.tensor([0.1, 0.4, 0.0, 0.2, 0.3], dtype=torch.float64)
     leaf = logits.clone().requires_grad_()
-    loss = (weights * losses.a2d(leaf)).sum() if name == "a2d" else losses.divdis(leaf, weights)
+    term = losses.REGULARISERS[name]
+    loss = term.function(leaf, weights) if term.whole_batch else (weights * term.function(leaf)).sum()
     (expected,) = torch.autograd.grad(loss, leaf)
-    value, grad = losses.REGULARISERS[name].value_and_grad(logits, weights)
+    value, grad = term.value_and_grad(logits, weights)
     assert not value.requires_grad
     assert value.item() == pytest.approx(loss.item(), rel=1e-10)
     torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-12)
