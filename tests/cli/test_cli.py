@@ -160,7 +160,7 @@ def test_misuse_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys
 def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "either --suite NAME or --id FEATURES; got neither" in refuse(capsys, "evaluate", trained)
     both = refuse(capsys, "evaluate", trained, "--suite", "digits", "--ood", "a=b")
-    assert "a suite brings its own sets; got --suite with --ood" in both
+    assert "a suite has its own sets; got --suite with --ood" in both
     assert "did you mean 'bma'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--score", "bmaa")
     assert "did you mean 'soup'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--aggregate", "soop")
     assert "must end in .csv" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--out", tmp_path / "x.doc")

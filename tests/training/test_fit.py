@@ -203,7 +203,9 @@ def test_diverse_hyper_parameters_spread_around_the_given_ones():
 
 
 def test_two_stage_names_the_confidence_that_would_do(train):
-    with pytest.raises(DataError, match=r"no training sample with confidence below 0\.34; the lowest is 0\.\d+: raise"):
+    with pytest.raises(
+        DataError, match=r"needs training samples with confidence below 0\.34; the lowest is 0\.\d+: raise"
+    ):
         fit(linear(), train, "two-stage", **{**QUICK, "epochs": 20}, confidence=0.34)
 
 

@@ -93,7 +93,7 @@ def test_bad_arguments():
     params = {"w": torch.zeros(3, 2)}
     with pytest.raises(UnknownNameError, match="unknown optimizer 'adam'"):
         optim.create("adam", params, 0.1, 0.0)
-    with pytest.raises(DissensusError, match=r"lr must be one number or one a member \(3,\); got \(2,\)"):
+    with pytest.raises(DissensusError, match=r"lr must be one number or one per member \(3,\); got \(2,\)"):
         optim.create("sgd", params, torch.ones(2), 0.0)
     with pytest.raises(DissensusError, match="must not be negative; got -1"):
         optim.create("sgd", params, 0.1, -1.0)

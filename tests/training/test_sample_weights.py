@@ -205,7 +205,7 @@ def test_passes_share_a_samples_weight():
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (np.ones(119), r"must be \(120,\), one a sample; got \(119,\)"),
+        (np.ones(119), r"must be \(120,\), one per sample; got \(119,\)"),
         (np.ones((120, 1)), r"got \(120, 1\)"),
         (1.0, r"got \(\)"),
         (np.r_[-1.0, np.ones(119)], "at least 0; 1 of 120 are not"),

@@ -50,11 +50,11 @@ class Command(NamedTuple):
 
     def options(self) -> Iterator[tuple[str, Option]]:
         """The options in groups, each with its group; a name that occurs twice belongs to the first."""
-        taken = {p.name for p in self.parameters()}
+        names = {p.name for p in self.parameters()}
         for group, flags in self.groups.items():
             for option in listed(flags.options):
-                if option.name not in taken and option.name not in flags.without:
-                    taken.add(option.name)
+                if option.name not in names and option.name not in flags.without:
+                    names.add(option.name)
                     yield group, option
 
     def texts(self) -> tuple[str, dict[str, str]]:

@@ -25,7 +25,11 @@ from dissensus.training.run import Run
 
 
 def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
-    """A feature folder, an .npz file, or the training set of an embedded suite by name (and then that suite)."""
+    """Return the features that the user named, and the suite if it was the name of one.
+
+    Args:
+        where: a feature folder, an .npz file, or the name of an embedded suite, for its training set.
+    """
     path = Path(where)
     if path.exists() or os.sep in where or path.suffix == ".npz":
         return FeatureSet.open(path), None
@@ -57,10 +61,10 @@ def load_suite(
 
 
 def held_out(run: str, suite: str, root: str | None, features: str | None) -> FeatureSet:
-    """The held-out set of a suite, through the backbone of a run."""
+    """Return the held-out set of a suite, through the backbone of a run."""
     loaded = load_suite(suite, Run.open(run), root, features)
     if loaded.held_out is None:
-        raise DataError(f"suite {suite} holds nothing out to calibrate on: give ID samples of your own with --id")
+        raise DataError(f"suite {suite} has no held-out set to calibrate on: give ID samples with --id")
     return loaded.held_out
 
 
@@ -71,7 +75,7 @@ def find_sets(
     held_out: str | None,
     load: Callable[[str], Suite],
 ) -> tuple[list[SuiteSet], FeatureSet | None]:
-    """The sets of a suite, loaded by `load`, or those that NAME=FEATURES flags give; and the held-out set."""
+    """Return the sets of a suite, loaded by `load`, or those that NAME=FEATURES flags give; and the held-out set."""
     if (suite is None) == (inside is None):
         got = "neither" if suite is None else "both"
         raise DissensusError(f"evaluate needs either --suite NAME or --id FEATURES; got {got}")
@@ -79,10 +83,10 @@ def find_sets(
     if suite is not None:
         given = ", ".join(f"--{role}" for role, entries in others.items() if entries)
         if given:
-            raise DissensusError(f"a suite brings its own sets; got --suite with {given}: use --id with those")
+            raise DissensusError(f"a suite has its own sets; got --suite with {given}: use --id with those")
         loaded = load(suite)
         return list(loaded.sets), kept or loaded.held_out
-    found = [SuiteSet("id", "id", find_features(cast(str, inside))[0])]
+    sets = [SuiteSet("id", "id", find_features(cast(str, inside))[0])]
     for role, entries in others.items():
         for entry in entries or []:
             name, separator, where = entry.partition("=")
@@ -90,23 +94,23 @@ def find_sets(
                 raise DissensusError(
                     f"--{role} takes NAME=FEATURES; got {entry!r}: write --{role} NAME={where or name}"
                 )
-            found.append(SuiteSet(name, role, find_features(where)[0]))
-    return found, kept
+            sets.append(SuiteSet(name, role, find_features(where)[0]))
+    return sets, kept
 
 
 def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
-    """COLUMN=VALUE entries by column."""
-    found: dict[str, str] = {}
+    """Split COLUMN=VALUE entries, by column."""
+    values: dict[str, str] = {}
     for entry in entries:
         name, separator, value = entry.partition("=")
         if not (name and separator):
             raise DissensusError(f"{flag} takes COLUMN=VALUE; got {entry!r}: write {flag} {name or 'COLUMN'}=VALUE")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def suite_options(run: Run, suite: str | None, root: str | None, features: str | None) -> dict[str, Any]:
-    """How to load a suite that a run can be evaluated on: through the backbone that it was trained with."""
+    """Return the options to load a suite that a run can be evaluated on: through its backbone."""
     asked = {"root": root, "features": features}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if options and suite is None:
@@ -126,26 +130,26 @@ def suite_options(run: Run, suite: str | None, root: str | None, features: str |
 
 @contextmanager
 def first_speaks(fabric: Fabric) -> Iterator[None]:
-    """Let a mistake that all processes meet be told once, by the first."""
+    """Report an error that all processes meet once, by the first process."""
     try:
         yield
     except (DissensusError, KeyboardInterrupt) as error:
         if fabric.is_global_zero:
             raise
-        # with another code than 0 Fabric might kill the first one before it can speak
+        # with another exit code Fabric might kill the first process before it prints
         raise SystemExit(0) from error
 
 
-def announce(found: ImageSet, backbone: Backbone, layers: int, passes: int, dtype: str) -> None:
-    """Say what is about to be done, and how large it will be."""
+def announce(images: ImageSet, backbone: Backbone, layers: int, passes: int, dtype: str) -> None:
+    """Print what is about to be extracted, and how large the features will be."""
     each = math.prod(backbone.shape) * (2 if dtype == "float16" else 4)
-    labels = "unlabelled" if found.labels is None else f"{len(found.classes)} classes"
+    labels = "unlabelled" if images.labels is None else f"{len(images.classes)} classes"
     say(
-        f"{len(found):,} images ({labels}) through {backbone.name} at {backbone.transform.size} px: features "
-        f"{'x'.join(map(str, backbone.shape))}, {each * len(found) * passes / 1e6:,.1f} MB in all"
+        f"{len(images):,} images ({labels}) through {backbone.name} at {backbone.transform.size} px: features "
+        f"{'x'.join(map(str, backbone.shape))}, {each * len(images) * passes / 1e6:,.1f} MB in all"
     )
-    if found.labels is not None and len(found.classes) < 2:
-        say(f"there is one class only, {found.classes[0]!r}: training needs two, so take this for an ood set")
+    if images.labels is not None and len(images.classes) < 2:
+        say(f"there is one class only, {images.classes[0]!r}: training needs two, so use this as an ood set")
     if backbone.layers < layers:
         say(
             f"{backbone.name} has no layer before its classifier that can be cut off alone: members own the classifier "

@@ -40,7 +40,7 @@ Actions = dict[str, Action]  # of a command, by parameter or option
 
 
 def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The command that was given, and the arguments of its function.
+    """Return the command that was given, and the arguments of its function.
 
     Raises:
         DissensusError: for an unknown command or flag, with the nearest known one, or a config that cannot be read.
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def build() -> tuple[Parser, dict[str, Actions]]:
-    """The parser of all commands, and the actions of each."""
+    """Return the parser of all commands, and the actions of each."""
     parser = Parser(
         prog="dissensus",
         usage="dissensus COMMAND [options]",
@@ -130,7 +130,7 @@ def _flag(name: str) -> str:
 
 
 def _about(option: Option) -> dict[str, Any]:
-    """What argparse is told of an option: its help with the default, its type, how many values it takes."""
+    """Return the arguments of `add_argument` for an option: help with the default, type, number of values."""
     text = re.sub(r"`([a-z_]+)`", lambda name: _flag(name[1]), option.help.removesuffix("."))
     if option.default is not None and option.default is not False:
         text += f" (default: {'yes' if option.default is True else option.default})"
@@ -183,7 +183,7 @@ METAVARS: dict[Any, str] = {int: "N", float: "X", Share: "SHARE"}
 
 
 def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same for argparse, which shows the text of its own class of error only."""
+    """Wrap a converter for argparse, which shows the text of `ArgumentTypeError` only."""
 
     def converted(text: str) -> Any:
         try:

@@ -53,16 +53,16 @@ Floats = NDArray[np.floating[Any]]
 class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A classifier whose members disagree where it should not be trusted.
 
-    Answers two questions. Which class: `predict`, `predict_proba`, and `decision_function`, the members' mean logits
-    (n, C), or for two classes (n,), above 0 for the second. Is the sample of the kind that was trained on at all:
-    `ood_score` (n,), higher = more OOD; `score_samples` is its negative, as scikit-learn has it; `is_ood` (n,)
-    compares it with a threshold and is True for at most a share `false_alarms` of ID samples, on average.
+    It predicts a class with `predict`, `predict_proba` and `decision_function`, and says whether a sample is like the
+    training samples with `ood_score` (higher = more OOD), `score_samples` (its negative, as in scikit-learn's outlier
+    detectors) and `is_ood`, which compares the score with a threshold and is True for at most a share `false_alarms`
+    of ID samples, on average.
 
-    The threshold comes from a part of the training data that `fit` holds out and does not train on. Where that part
-    would be too small for the rate, `fit` trains on everything and `is_ood` says how many samples it takes.
+    The threshold is set on a part of the training samples that `fit` holds out. If that part is too small for the rate,
+    `fit` trains on all samples, and `is_ood` raises an error that says how many are needed.
 
-    Training is by mini-batches with a schedule that knows its end, so there is no `partial_fit`. The same
-    `random_state` gives the same classifier.
+    The learning-rate schedule ends with the last step, so there is no `partial_fit`. The same `random_state` gives the
+    same classifier.
 
     Args:
         members: how many members.
@@ -74,7 +74,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         false_alarms: share of ID samples that `is_ood` may call out.
         calibration: share of the training samples held out for the threshold; 0: none.
         random_state: decides the held-out samples, initial weights, batches and draws.
-        device: where to train: cpu, cuda, mps, auto. Predictions are made on the CPU.
+        device: where to train: cpu, cuda, mps, auto. Predictions are computed on the CPU.
         training: options of `dissensus.fit`. batch_size=None takes all samples in a batch, member_epochs=None makes
             400 updates per member, and at least 8 passes; a tenth of the default lr suits mlp:
 
@@ -120,10 +120,19 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             setattr(self, each.name, training.get(each.name, each.default))
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train on samples (n, d) with labels (n,) of any kind.
+        """Train on labelled samples.
 
-        `sample_weight` (n,) says what samples count for, in a batch's loss and in its hardness; weight 0 leaves a
-        sample out altogether. The threshold is set on held-out samples as they come, whatever they weigh.
+        Args:
+            X: the samples, (n, d).
+            y: their labels, (n,), of any kind.
+            sample_weight: relative weights (n,) in the loss and hardness of a batch; a sample of weight 0 is left out.
+                The threshold is set on held-out samples regardless of their weights.
+
+        Returns:
+            The fitted classifier.
+
+        Raises:
+            DissensusError: for options, samples or weights that cannot be used.
         """
         samples, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         check_classification_targets(y)
@@ -137,7 +146,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "sample(s) with a weight above 0: add samples of another"
             )
         if weight is not None and np.ptp(weight[used]) == 0:
-            weight = None  # all the same: not even rounding should differ
+            weight = None  # equal weights must not differ from none, not even by rounding
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
         held_out = used[self._held_out(labels[used], random)]
@@ -147,7 +156,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.standardize:
             scaler = StandardScaler().set_output(transform="default").fit(x, sample_weight=weight)
             x = scaler.transform(x)
-        # a factory, for the members' seeds to decide everything
+        # a factory, so that each member is initialised from its own seed
         ensemble = Ensemble(lambda: tails.create(self.tail, x.shape[1], len(classes)), members=self.members, seed=seed)
         features = FeatureSet.from_arrays(x, labels[kept])
         options = self._options(len(kept), seed)
@@ -155,37 +164,41 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, self.scaler_, self.n_samples_fit_ = classes, scaler, len(used)
         self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), self.score_name, None
         if len(held_out):
-            found = {self.score_name: torch.from_numpy(self._ood_score(samples[held_out]))}
-            self.threshold_ = Threshold.calibrate(found, self.false_alarms)
+            held_out_scores = {self.score_name: torch.from_numpy(self._ood_score(samples[held_out]))}
+            self.threshold_ = Threshold.calibrate(held_out_scores, self.false_alarms)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The likeliest label of each sample, by the members' mean logits: (n, d) -> (n,)."""
+        """Return the most likely label of each sample, by the members' mean logits: (n, d) -> (n,)."""
         logits = self._mean_logits(X)
         labels: NDArray[Any] = self.classes_[logits.argmax(1)]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Probabilities in the order of `classes_`, the softmax of the mean logits: (n, d) -> (n, C)."""
+        """Return probabilities in the order of `classes_`, the softmax of the mean logits: (n, d) -> (n, C)."""
         return _array(torch.from_numpy(self._mean_logits(X)).softmax(-1))
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """The mean logits (n, C); for two classes how much the second's exceeds the first's, (n,)."""
+        """Return the mean logits (n, C); for two classes the second minus the first, (n,)."""
         logits = self._mean_logits(X)
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def ood_score(self, X: ArrayLike) -> NDArray[np.float64]:
-        """How far each sample is out of distribution, by the score of `score_name`: (n, d) -> (n,), higher = more."""
+        """Return the score of `score_name` for each sample: (n, d) -> (n,), higher = more OOD."""
         return self._ood_score(self._checked(X))
 
     def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
-        """How normal each sample is, as scikit-learn's outlier detectors have it: minus `ood_score`."""
+        """Return minus `ood_score`: higher = more normal, as in scikit-learn's outlier detectors."""
         return -self.ood_score(X)
 
     def is_ood(self, X: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each sample is called out of distribution: (n, d) -> (n,).
+        """Return whether each sample is called out of distribution: (n, d) -> (n,).
 
-        The rate is the one that `fit` was given; `threshold_ = threshold_.at(0.01)` changes it without training.
+        At most a share `false_alarms` of ID samples is, on average. `threshold_ = threshold_.at(0.01)` changes the rate
+        without training.
+
+        Raises:
+            DataError: if `fit` held out too few samples for the rate.
         """
         checked = self._checked(X)
         if self.threshold_ is None:
@@ -203,29 +216,29 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return out
 
     def _check_parameters(self) -> None:
-        """Refuse here what `fit` of the library would not, or would explain in other words."""
+        """Raise for parameters that `dissensus.fit` does not check, or explains in other words."""
         recipe = methods.METHODS[self.method]
         if recipe.takes_set:
             raise DissensusError(
-                f"{self.method} disagrees on a set of its own, which a classifier's fit(X, y) has no place for; "
+                f"{self.method} needs a set to disagree on, which fit(X, y) does not take: "
                 f"use method='sed-{self.method}', or dissensus.fit with disagreement="
             )
         scores.SCORES.check(self.score_name)
         conformal.check_rate(self.false_alarms)
         if not 0 <= self.calibration < 1:
             raise DissensusError(
-                f"calibration must lie within [0, 1); got {self.calibration:g}: try 0.2, or 0 to hold nothing out"
+                f"calibration must be within [0, 1); got {self.calibration:g}: try 0.2, or 0 to hold nothing out"
             )
 
     def _held_out(self, labels: NDArray[np.int64], random: RandomState) -> NDArray[np.int64]:
-        """Samples for the threshold, at random but for one of each class; none where they would be too few."""
+        """Draw the samples for the threshold, leaving one of each class; none if they would be too few."""
         order = random.permutation(len(labels))
         first_of_class = np.unique(labels[order], return_index=True)[1]
         drawn = np.delete(order, first_of_class)[: math.floor(round(self.calibration * len(labels), 9))]
         return drawn if len(drawn) >= conformal.needed(self.false_alarms) else drawn[:0]
 
     def _options(self, samples: int, seed: int) -> TrainOptions:
-        """What `fit` of the library is given."""
+        """The options of `dissensus.fit`."""
         values = {each.name: getattr(self, each.name) for each in OPTIONS}
         if values["batch_size"] is None:
             values["batch_size"] = samples

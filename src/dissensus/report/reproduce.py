@@ -1,4 +1,4 @@
-"""How a run was made: its exact settings, and the commands that make it again."""
+"""How a run was trained: its settings, and the commands that repeat it."""
 
 from __future__ import annotations
 

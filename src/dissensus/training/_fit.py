@@ -1,4 +1,4 @@
-"""fit(): the one training loop. Every method goes through it; a killed run goes on where it was."""
+"""fit(): the one training loop, for every method. A killed run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _train(
     fabric: Fabric,
     progress: bool,
 ) -> None:
-    """The loop itself: draw members and samples, step, log, checkpoint."""
+    """Run the loop: draw members and samples, step, log, checkpoint."""
     writer = run if fabric.is_global_zero else None
     stepper = Stepper(ensemble, settings, fabric)
     batches = Batches(pool, elsewhere, settings, fabric)
@@ -178,12 +178,12 @@ def _split_by_confidence(
     first.eval()
     with torch.no_grad():
         parts = [first(x.to(fabric.device))[0].softmax(-1).amax(-1).cpu() for x, _ in train.batches(4096)]
-    confidence = torch.cat(parts).view(train.passes, -1).mean(0)  # a sample is sure or not, in all its passes
+    confidence = torch.cat(parts).view(train.passes, -1).mean(0)  # one confidence for all passes of a sample
     unsure = confidence < settings.confidence
     if not unsure.any():
         raise DataError(
-            f"two-stage found no training sample with confidence below {settings.confidence:g}; the lowest is "
-            f"{confidence.min():.3f}: raise it, for 5% of the samples to {confidence.quantile(0.05):.3f}"
+            f"two-stage needs training samples with confidence below {settings.confidence:g}; the lowest is "
+            f"{confidence.min():.3f}: raise confidence, for 5% of the samples to {confidence.quantile(0.05):.3f}"
         )
     sure = (~unsure).nonzero().squeeze(1)
     if len(sure) == 0 or int((train.subset(sure).class_counts > 0).sum()) < 2:
@@ -218,7 +218,7 @@ def _data(ensemble: Ensemble, features: FeatureSet, disagreement: FeatureSet | N
 
 
 def _agree(fabric: Fabric, *flags: bool) -> list[bool]:
-    """Each flag, true everywhere if it is true on any rank: ranks must stop and check together."""
+    """Return each flag, true on every rank if it is true on any: ranks must stop and save together."""
     if fabric.world_size == 1:
         return list(flags)
     counts = fabric.all_reduce(torch.tensor(flags, dtype=torch.float32, device=fabric.device), reduce_op="sum")
@@ -228,7 +228,7 @@ def _agree(fabric: Fabric, *flags: bool) -> list[bool]:
 
 @contextlib.contextmanager
 def _stop_between_steps() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a flag, so that a run stops with its weights whole; a second one stops at once."""
+    """Turn Ctrl-C and SIGTERM into a flag, so that a run stops between two steps; a second one stops it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return

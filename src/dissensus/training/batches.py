@@ -1,4 +1,4 @@
-"""Batches: which samples a step of training sees, on this process, and what each of them counts for."""
+"""Batches: the samples that a training step sees on this process, and their weights."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ from dissensus.training.step import Batch
 
 
 def check_sample_weight(sample_weight: Values, samples: int) -> Tensor:
-    """Weights of any kind, (N,) for N samples -> float64 within [0, 1], the largest being 1."""
+    """Return sample weights (N,) of any kind as float64 within [0, 1], the largest being 1.
+
+    Raises:
+        DataError: unless there is one finite weight of at least 0 per sample, and one above 0.
+    """
     try:
         weight = torch.from_numpy(to_numpy(sample_weight).astype("float64"))
     except (TypeError, ValueError) as error:
-        raise DataError(f"sample weights must be numbers, one a sample; got something else ({error})") from error
+        raise DataError(f"sample weights must be numbers, one per sample; got something else ({error})") from error
     if weight.shape != (samples,):
-        raise DataError(f"sample weights must be ({samples},), one a sample; got {tuple(weight.shape)}")
+        raise DataError(f"sample weights must be ({samples},), one per sample; got {tuple(weight.shape)}")
     if bad := int((~(weight.isfinite() & (weight >= 0))).sum()):
         raise DataError(f"sample weights must be finite and at least 0; {bad} of {samples} are not: correct them")
     if not weight.any():
-        raise DataError(f"sample weights must not all be zero; all {samples} are: leave them out to count all the same")
+        raise DataError(f"sample weights must not all be zero; all {samples} are: leave them out for equal weights")
     return weight / weight.max()
 
 
 class Pool(NamedTuple):
-    """Features to draw batches from, and what their samples count for."""
+    """Features to draw batches from, and the weights of their samples."""
 
     features: FeatureSet
-    weight: Tensor | None = None  # (N,) float64 above 0, one a sample, the same in all its passes; None: all the same
+    weight: Tensor | None = None  # (N,) float64 above 0, one for all passes of a sample; None: equal weights
 
     @classmethod
     def of(cls, features: FeatureSet, sample_weight: Values | None) -> Pool:
-        """All samples but those of weight zero: to count for nothing is not to be there."""
+        """All samples, without those of weight zero."""
         if sample_weight is None:
             return cls(features)
         weight = check_sample_weight(sample_weight, len(features) // features.passes)
@@ -58,13 +62,13 @@ class Pool(NamedTuple):
 
     @property
     def fingerprint(self) -> str | None:
-        """A sha256 of which samples there are and what they count for; None where there are no weights."""
+        """A sha256 of the samples and their weights; None without weights."""
         if self.weight is None:
             return None
         return hashlib.sha256(self.features.fingerprint.encode() + self.weight.numpy().tobytes()).hexdigest()
 
     def relative_weight(self, whole: Tensor, part: Tensor, device: torch.device) -> Tensor | None:
-        """What the rows `part` of a batch count for, where the rows of the `whole` batch do for one on average.
+        """Weights of the rows `part` of a batch, such that the rows of the `whole` batch have mean weight 1.
 
         (..., B) and (..., b) -> (..., b) float32.
         """
@@ -76,7 +80,7 @@ class Pool(NamedTuple):
 
 
 class Batches:
-    """Which samples a step sees: an order of the training set that depends on seed and epoch only."""
+    """Selects the samples of each step, by an order of the training set that depends only on seed and epoch."""
 
     def __init__(self, pool: Pool, elsewhere: Pool | None, settings: Settings, fabric: Fabric) -> None:
         train = pool.features
@@ -85,18 +89,18 @@ class Batches:
         self.pool, self.settings, self.fabric = pool, settings, fabric
         self.samples = len(train) // train.passes
         self.per_epoch = math.ceil(self.samples / settings.batch_size)
-        self.own = methods.METHODS[settings.method].order == "own"
+        self.separate = methods.METHODS[settings.method].order == "own"
         self._epoch, self._order = -1, torch.empty(0)
 
     def __call__(self, step: int, members: Tensor) -> Batch:
-        """This rank's part of the step's batch for these members."""
+        """Return this rank's part of the batch of a step, for these members."""
         epoch, number = divmod(step, self.per_epoch)
         order = self._orders(epoch)
-        order = order[members] if self.own else order[0]
+        order = order[members] if self.separate else order[0]
         size = self.settings.batch_size
         whole = order[..., number * size : (number + 1) * size].long()
         rows = whole[..., self.fabric.global_rank :: self.fabric.world_size]
-        rows = rows + epoch % self.train.passes * self.samples  # one augmented pass an epoch, in turn
+        rows = rows + epoch % self.train.passes * self.samples  # one augmented pass per epoch, in turn
         device = self.fabric.device
         batch = Batch(
             self.train.rows(rows).to(device),
@@ -116,9 +120,9 @@ class Batches:
         )
 
     def _orders(self, epoch: int) -> Tensor:
-        """(1, N), or (M, N) where every member has its own order; four bytes an entry, for M = 50 on ImageNet."""
+        """(1, N), or (M, N) if every member has its own order. Int32, because M = 50 on ImageNet is large."""
         if epoch != self._epoch:
-            copies = self.settings.members if self.own else 1
+            copies = self.settings.members if self.separate else 1
             seeds = [mix(self.settings.seed, 2, epoch, i) for i in range(copies)]
             orders = [
                 torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Logbook: how training goes, as a progress bar, lines of metrics.jsonl and TensorBoard events."""
+"""Logbook: the progress of training as a progress bar, lines of metrics.jsonl and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Logbook:
     ) -> None:
         self.settings, self.per_epoch, self.log_every, self.run = settings, per_epoch, log_every, run
         self.steps = per_epoch * settings.epochs
-        # since the last line, since the epoch began: sums of STATISTICS, and how many steps they are of
+        # sums of STATISTICS and the number of steps, since the last line and since the epoch began
         self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=torch.float64, device=device)
         self.seconds = torch.zeros(2, dtype=torch.float64)
         self.bar: tqdm[Any] | None = None
         self.events: Any = None
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the logbook."""
+        """The part of the logbook that a checkpoint saves."""
         return {"log.sums": self.sums, "log.seconds": self.seconds}
 
     def open(self, start: int, *, progress: bool, tensorboard: bool) -> None:
-        """Begin after `start` steps: rewind the file, open the bar and the event file."""
+        """Start after `start` steps: rewind the file, open the progress bar and the event file."""
         self.clock = self.shown = time.monotonic()
         self.bar = tqdm(
             total=self.steps, initial=start, desc=self.settings.method, unit="step", dynamic_ncols=True,
@@ -53,7 +53,7 @@ class Logbook:
             self.events = SummaryWriter(str(self.run.folder / "tensorboard"), purge_step=start)
 
     def add(self, done: int, statistics: Tensor) -> None:
-        """Take in the statistics (5,) of a step, the `done`-th."""
+        """Add the statistics (5,) of step number `done`."""
         self.sums[:, :-1] += statistics
         self.sums[:, -1] += 1
         now = time.monotonic()
@@ -73,7 +73,7 @@ class Logbook:
             self._write("epoch", done, 1)
 
     def check(self, done: int) -> None:
-        """Stop a run whose loss has left the numbers, before its weights are saved."""
+        """Raise if the loss is not finite, before the weights are saved."""
         loss = float(self.sums[:, 0].sum())
         if not math.isfinite(loss):
             s = self.settings

@@ -1,6 +1,6 @@
-"""METHODS: the rows of the paper's tables, each a recipe in a few words.
+"""METHODS: the rows of the paper's tables.
 
-A recipe says what members disagree on and how they are drawn; how long and how fast they train is the user's.
+A method says what members disagree on and how they are drawn; `TrainOptions` say how long and how fast they train.
 """
 
 from __future__ import annotations

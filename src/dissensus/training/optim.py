@@ -188,7 +188,7 @@ def _per_member(params: Mapping[str, Tensor], value: float | Tensor, what: str) 
     count = len(next(iter(params.values())))
     vector = torch.as_tensor(value, dtype=torch.float64).expand(count) if _scalar(value) else torch.as_tensor(value)
     if vector.shape != (count,):
-        raise DissensusError(f"{what} must be one number or one a member ({count},); got {tuple(vector.shape)}")
+        raise DissensusError(f"{what} must be one number or one per member ({count},); got {tuple(vector.shape)}")
     if not bool((vector >= 0).all()):
         raise DissensusError(f"{what} must not be negative; got {vector.min().item():g}")
     return [float(entry) for entry in vector]
