@@ -22,7 +22,7 @@ class DataError(DissensusError):
 
 
 class RunError(DissensusError):
-    """A run folder that is missing, foreign, damaged or taken by another run."""
+    """A run folder that is missing, not a run, damaged, or in use by another run."""
 
 
 class UnknownNameError(DissensusError):

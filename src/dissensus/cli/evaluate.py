@@ -32,7 +32,7 @@ def evaluate_runs(
 ) -> None:
     """Evaluate trained runs: accuracy in and out of distribution, OOD detection, diversity.
 
-    Runs that differ only in their seed share a row, with mean and deviation; other runs are told apart by the settings
+    Runs that differ only in their seed share a row, with mean and deviation; other runs are named by the settings
     that differ, and where none does, by their folders. Every run is evaluated through its own backbone, on the split it
     was trained with.
 

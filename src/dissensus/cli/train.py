@@ -33,7 +33,7 @@ def train(
     """Train an ensemble on features. If it is killed or stopped, the same command continues.
 
     Args:
-        features: a feature folder, an .npz file with arrays `features` and `labels`, or the name of a suite.
+        features: a feature folder, an .npz file with arrays named features and labels, or the name of a suite.
         out: the run folder to write, one per run.
         method: a row of the paper's tables: dissensus list methods.
         members: how many members; by default 5, for single 1.
