@@ -180,7 +180,7 @@ def test_one_class_only_is_for_ood_sets(tmp_path, capsys):
     write(tmp_path / "tree", {"dog/1.png": noise(), "dog/2.png": noise(seed=1)})
     code, _, err = run(capsys, "extract", tmp_path / "tree", "--out", tmp_path / "f", *BACKBONE)
     assert code == 0
-    assert "there is one class only, 'dog': training needs two, so take this for an ood set" in err
+    assert "there is one class only, 'dog': training needs two, so use this as an ood set" in err
 
 
 def test_places_without_images(tmp_path, capsys):
