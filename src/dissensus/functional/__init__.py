@@ -1,5 +1,5 @@
 """Pure functions of tensors: losses, scores, aggregates, metrics, conformal calibration."""
 
-from dissensus.functional import aggregates, conformal, losses, metrics, scores
+from dissensus.functional import aggregates, conformal, distances, losses, metrics, scores
 
-__all__ = ["aggregates", "conformal", "losses", "metrics", "scores"]
+__all__ = ["aggregates", "conformal", "distances", "losses", "metrics", "scores"]

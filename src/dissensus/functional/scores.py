@@ -14,38 +14,52 @@ tensor([1.4142])
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._core.errors import ShapeError
+from dissensus._core.errors import DissensusError, ShapeError
 from dissensus._core.registry import Registry
 from dissensus.functional.checks import check_logits, full_precision
+from dissensus.functional.fitted import FittedScore
 
 Score = Callable[..., Tensor]
 """Logits (M, B, C), and options by keyword, to (B,); higher = more OOD."""
 
-SCORES: Registry[Score] = Registry("score")
-"""Every registered score by its name."""
+SCORES: Registry[Score | type[FittedScore]] = Registry("score")
+"""Every registered score by its name: functions of logits, and classes of scores that are fitted to features."""
 
 # 4 MB of float32: entropies run 2x faster than with chunks of 2**23, which no cache holds.
 CHUNK_ELEMENTS = 2**20
 
 _S = TypeVar("_S", bound=Callable[..., Tensor])
+_F = TypeVar("_F", bound=type[FittedScore])
 
 
-def register(score: _S) -> _S:
-    """Add a function of logits to `SCORES` under its own name; returns it checked, upcast and chunked.
+@overload
+def register(score: _F) -> _F: ...
 
-    The function is called with float32 or float64 logits (M, b, C), a part of the batch at a time, and must treat
-    samples independently: (b,) out. Temporaries stay bounded however large the logits, which may be memory-mapped.
+
+@overload
+def register(score: _S) -> _S: ...
+
+
+def register(score: Any) -> Any:
+    """Add a function of logits to `SCORES` under its own name, or a `FittedScore` under its `name`.
+
+    A function is returned checked, upcast and chunked. It is called with float32 or float64 logits (M, b, C), a part of
+    the batch at a time, and must treat samples independently: (b,) out. Temporaries stay bounded however large the
+    logits, which may be memory-mapped.
 
     Raises:
         DissensusError: If the name is taken.
     """
+    if isinstance(score, type) and issubclass(score, FittedScore):
+        SCORES.add(score.name, score)
+        return score
     name = score.__name__
 
     @functools.wraps(score)
@@ -66,7 +80,45 @@ def register(score: _S) -> _S:
         return torch.cat(parts)
 
     SCORES.add(name, chunked)
-    return cast(_S, chunked)
+    return chunked
+
+
+def is_fitted(name: str) -> bool:
+    """Whether a score is one of features, to be fitted first."""
+    return isinstance(SCORES[name], type)
+
+
+def of_logits() -> dict[str, Score]:
+    """The scores that are functions of logits, by name."""
+    return {name: cast(Score, score) for name, score in SCORES.items() if not isinstance(score, type)}
+
+
+def of_features() -> dict[str, type[FittedScore]]:
+    """The scores that are fitted to features, by name."""
+    return {name: score for name, score in SCORES.items() if isinstance(score, type)}
+
+
+def compute(name: str, logits: Tensor, features: Tensor | None, fitted: Mapping[str, FittedScore]) -> Tensor:
+    """Return any score of samples: logits (M, B, C) and features (B, ...) -> (B,), on the device of the logits.
+
+    Args:
+        name: A name in `SCORES`.
+        logits: The members' logits.
+        features: What they were computed from; scores of logits do without.
+        fitted: The fitted scores at hand, by name; moved to the device of the logits.
+
+    Raises:
+        DissensusError: If the score is unknown, or has not been fitted.
+    """
+    score = SCORES[name]
+    if not isinstance(score, type):
+        return score(logits)
+    if name not in fitted or features is None:
+        raise DissensusError(
+            f"score {name!r} must be fitted to training features; this ensemble has {', '.join(fitted) or 'none'}: "
+            "train it again, or use a score of logits such as pds"
+        )
+    return fitted[name].to(logits.device)(features.to(logits.device), logits)
 
 
 @register
