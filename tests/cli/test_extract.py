@@ -130,6 +130,8 @@ def test_impossible_shares(text, tree, tmp_path, capsys):
         (["--size", 0], "at least one pixel per side; got size=0"),
         (["--weights", "none.safetensors"], "weights must be a local file; none.safetensors is not"),
         (["--engine", "steam"], "unknown engine 'steam'"),
+        (["--view", "box-blur"], "unknown view 'box-blur': did you mean 'box_blur'?"),
+        (["--view", "jigsaw", "--corruption", "fog"], "an image is corrupted or made a stand-in; got --corruption fog"),
         (["--devices", 0], "devices must be at least 1; got 0"),
         (["--out", ""], "images and --out must name something"),
         (["--classes-of", "nowhere"], "features are a folder; nowhere is not"),
@@ -147,8 +149,6 @@ def test_mistakes_are_one_line_and_nothing_is_written(options, match, tree, tmp_
     [
         (["--corruption", "smog"], "unknown corruption 'smog': did you mean 'fog'?"),
         (["--corruption", "fog", "--severity", 9], "severity must be one of 1 to 5; got 9"),
-        (["--view", "box-blur"], "unknown view 'box-blur': did you mean 'box_blur'?"),
-        (["--view", "jigsaw", "--corruption", "fog"], "an image is corrupted or made a stand-in; got --corruption fog"),
         (["--severity", 2], "severity is of a corruption; got severity=2 and none: add --corruption"),
         (["--augment", -1], "augment must be at least 0; got -1"),
         (["--batch-size", 0], "batch_size must be at least 1; got 0"),

@@ -197,7 +197,7 @@ def test_a_view_is_that_of_standins(name, side, backbone, tmp_path):
     by_hand = extract(ImageSet.from_arrays(np.stack(views)), whole, tmp_path / "g", **QUICK)
     assert torch.equal(features.rows(slice(None)), by_hand.rows(slice(None)))
     plain = extract(images, backbone, tmp_path / "h", **QUICK)
-    assert ((features.rows(slice(None)) - plain.rows(slice(None))).abs().amax(1) > 1e-2).all()
+    assert ((features.rows(slice(None)) - plain.rows(slice(None))).abs().amax(1) > 1e-3).all()
     about = FeatureSet.open(tmp_path / "f").provenance
     assert (about["view"], about["corruption"], about["seed"]) == (name, None, 7)
     assert plain.provenance["view"] is None
@@ -445,7 +445,10 @@ CHANGES = {
     "seed": ({"seed": 1}, "seed is 0 there, 1 here"),
     "corruption": ({"corruption": "snow"}, r"corruption is \['fog', 1\] there, \['snow', 1\] here"),
     "no corruption": ({"corruption": None}, r"corruption is \['fog', 1\] there, None here"),
-    "view": ({"corruption": None, "view": "jigsaw"}, r"corruption is .* there, None here, view is None there, jigsaw here"),
+    "view": (
+        {"corruption": None, "view": "jigsaw"},
+        r"corruption is .* there, None here, view is None there, jigsaw here",
+    ),
     "severity": ({"severity": 2}, r"corruption is \['fog', 1\] there, \['fog', 2\] here"),
     "dtype": ({"dtype": "float32"}, "dtype is float16 there, float32 here"),
     "shards": ({"shard_images": 5}, "shard_images is 7 there, 5 here"),

@@ -130,14 +130,14 @@ def speckle(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 @register
 def box_blur(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Mean over a square of 3.5% to 5.5% of the shorter side."""
-    width = rng.uniform(*BLUR) * min(image.size)
-    return image.filter(ImageFilter.BoxBlur(max(0.0, (width - 1) / 2)))  # the box is 2 radius + 1 wide
+    """Mean over a square of 3.5% to 5.5% of the shorter side, of 2 pixels at least."""
+    width = max(2.0, rng.uniform(*BLUR) * min(image.size))
+    return image.filter(ImageFilter.BoxBlur((width - 1) / 2))
 
 
 @register
 def recolour(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Colour channels in another order, one of them inverted."""
+    """Colour channels in random order, one of them inverted."""
     pixels = np.asarray(image)[..., rng.permutation(3)]
     channel = int(rng.integers(3))
     pixels[..., channel] = 255 - pixels[..., channel]
