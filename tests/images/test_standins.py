@@ -68,9 +68,9 @@ def test_equal_arguments_give_equal_pixels_and_other_seeds_do_not(name):
 
 
 def test_stand_ins_are_registered_and_none_is_used_in_evaluation():
-    assert tuple(VIEWS) == STAND_INS
+    assert tuple(VIEWS)[: len(STAND_INS)] == STAND_INS  # examples add others
     assert not set(STAND_INS) & set(CORRUPTIONS)
-    assert all(view.__doc__ for view in VIEWS.values())
+    assert all(VIEWS[name].__doc__ for name in STAND_INS)
 
 
 # --- jigsaws ----------------------------------------------------------------------------------------------
