@@ -29,6 +29,7 @@ def run_folder(tmp_path_factory):
         ("train digits --out {out} --tail mpl", "tail", "mpl", "mlp"),
         ("train digits --out {out} --optimizer adam", "optimizer", "adam", "adamw"),
         ("train digits --out {out} --schedule cosin", "--schedule", "cosin", "cosine"),
+        ("extract {run}/images --out {out} --view jigsaws", "view", "jigsaws", "jigsaw"),
         ("extract {run}/images --out {out} --engine onx", "engine", "onx", "onnx"),
         ("extract {run}/images --out {out} --backbone lite_0", "backbone", "lite_0", "lite0"),
         ("run --suite domino --methods single --out {out}", "suite", "domino", "dominoes"),

@@ -20,7 +20,7 @@ BY_SUITE = "What is not given is the suite's choice, else the default shown."
     "dissensus run --root photos --methods deep-ensemble sed-a2d --out runs/photos",
     training=Flags(TrainOptions, BY_SUITE),
     backbone=Flags(BackboneOptions, BY_SUITE),
-    extraction=Flags(ExtractOptions, without=("corruption", "severity")),
+    extraction=Flags(ExtractOptions, without=("corruption", "severity", "view")),
     devices=Flags(DeviceOptions),
 )
 def run(

@@ -22,7 +22,7 @@ COMPANIONS = {("groups", "digits"): "dominoes"}
     "dissensus study detection diversity-weight --suite digits --seeds 3",
     training=Flags(TrainOptions, BY_SUITE, without=("seed",)),
     backbone=Flags(BackboneOptions, BY_SUITE),
-    extraction=Flags(ExtractOptions, without=("corruption", "severity", "seed")),
+    extraction=Flags(ExtractOptions, without=("corruption", "severity", "view", "seed")),
 )
 def study(
     names: list[str],
