@@ -31,7 +31,9 @@ def l2(x: Tensor) -> Tensor:
     peak = x.abs().amax(-1, keepdim=True)
     unit = x / peak.masked_fill(peak == 0, 1)
     length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
-    return unit * (math.sqrt(x.shape[-1]) / length.clamp(min=1))  # the largest entry is 1: only zeros are shorter
+    # the largest entry is 1, so only a row of zeros is shorter than that
+    normalised: Tensor = unit * (math.sqrt(x.shape[-1]) / length.clamp(min=1))
+    return normalised
 
 
 def layer(x: Tensor) -> Tensor:
