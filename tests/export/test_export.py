@@ -32,12 +32,12 @@ from dissensus.backbones import engines, onnx_runtime, surgery
 from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
-from dissensus.experiments import runner
 from dissensus.export import EXPORTS, Written, checkpoint, export, hub, onnx, parity, register, targets
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
 from tests.conftest import blobs, linear
@@ -91,7 +91,7 @@ def photos(tmp_path_factory):
     engine = engines.create("eager", backbone)
     about = {"backbone": backbone.describe()}
     train = FeatureSet.from_arrays(engine(pixels(60)), torch.arange(60) % 3, provenance=about)
-    fit(runner.new_ensemble(train, 3), train, "sed-a2d", epochs=3, out=folder / "run", progress=False)
+    fit(new_ensemble(train, 3), train, "sed-a2d", epochs=3, out=folder / "run", progress=False)
     held_out = FeatureSet.from_arrays(engine(pixels(60, seed=1)), provenance=about)
     Detector.load(folder / "run").calibrate(held_out, 0.1).save(folder / "run")
     for i, array in enumerate(pixels(12, seed=2).numpy()):
@@ -438,7 +438,7 @@ def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
     backbone = backbones.create("test_vit", tmp_path / "secret.safetensors", size=SIZE)
     rows = engines.create("eager", backbone)(pixels(12))
     features = FeatureSet.from_arrays(rows, torch.arange(12) % 3, provenance={"backbone": backbone.describe()})
-    fit(runner.new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
+    fit(new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
     hub.write(Detector.load(tmp_path / "run"), Run.open(tmp_path / "run"), tmp_path / "mine")
     for path in tmp_path.glob("mine/*.*"):
         assert str(tmp_path).encode() not in path.read_bytes(), path.name

@@ -46,7 +46,7 @@ class EnsembleInfo(documents.Document):
 
     remedy = "give a folder that Ensemble.save wrote"
 
-    format: Literal["dissensus-ensemble-2"] = "dissensus-ensemble-2"
+    format: Literal["dissensus-ensemble-3"] = "dissensus-ensemble-3"
     members: PositiveInt
     seed: int = Field(ge=0, lt=2**31)
     method: str | None  # None: not trained by `fit`
