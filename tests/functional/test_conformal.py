@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dissensus._core.errors import DissensusError
-from dissensus.functional.conformal import Calibrated, check_rate, evidence, needed
+from dissensus.functional.conformal import Calibrated, Evidence, check_rate, evidence, needed, tail_scale
 
 
 def test_p_values_count_the_sample_itself_and_ties():
@@ -88,10 +88,77 @@ def test_too_few_of_one_class_names_the_class():
 
 def test_evidence_grows_with_each_score():
     references = [torch.arange(9.0), torch.arange(9.0)]
-    low, one, both = evidence(references, [torch.tensor([0.0, 99.0, 99.0]), torch.tensor([0.0, 0.0, 99.0])]).tolist()
+    low, one, both = evidence(references, [torch.tensor([0.0, 9.0, 9.0]), torch.tensor([0.0, 0.0, 9.0])]).tolist()
     assert low == 0
-    assert one == pytest.approx(math.log(10))
-    assert both == pytest.approx(2 * math.log(10))
+    assert one == pytest.approx(math.log(10) + 1)
+    assert both == pytest.approx(2 * (math.log(10) + 1))
+
+
+def test_evidence_weighs_scores():
+    references = [torch.arange(9.0), torch.arange(99.0)]
+    given = [torch.tensor([3.0, 8.5, 1e4]), torch.tensor([98.0, 1.0, torch.inf])]
+    one, other = (evidence([r], [s]) for r, s in zip(references, given, strict=True))
+    assert torch.allclose(evidence(references, given, [2, 0.5]), 2 * one + 0.5 * other)
+    assert torch.allclose(evidence(references, given), one + other)
+    for weights in ([1, 0], [1, -1], [1, math.nan], [math.inf, 1]):
+        with pytest.raises(DissensusError, match="positive"):
+            evidence(references, given, weights)
+
+
+wide = st.floats(-(2.0**100), 2.0**100, width=32)
+reference_values = st.one_of(
+    st.lists(wide, min_size=1, max_size=60),
+    st.lists(st.integers(1, 5), min_size=1, max_size=60),
+    st.lists(st.sampled_from([0.0, 1e-30, 1.0]), min_size=1, max_size=40),
+)
+
+
+@given(values=reference_values, asked=st.lists(st.one_of(wide, st.just(math.inf), st.just(-math.inf)), min_size=2))
+def test_evidence_is_monotone_and_minus_log_p_within_the_references(values, asked):
+    reference = torch.tensor(values, dtype=torch.float32).sort().values
+    scores = torch.tensor(asked + values, dtype=torch.float32).sort().values
+    e = Evidence.of(reference)(scores)
+    assert not e.isnan().any()
+    assert (e[1:] >= e[:-1]).all()
+    inside = scores <= reference[-1]
+    assert torch.equal(e[inside], -Calibrated((reference,)).p_values(scores[inside]).log())
+    assert (e[~inside] >= math.log(len(values) + 1)).all()
+    assert (e >= 0).all()
+
+
+@given(values=reference_values)
+def test_evidence_keeps_growing_beyond_the_references(values):
+    reference = torch.tensor(values, dtype=torch.float64).sort().values
+    curve = Evidence.of(reference)
+    assert 0 < curve.scale < math.inf
+    steps = curve.scale * torch.tensor([0.1, 1.0, 10.0, 100.0], dtype=torch.float64)
+    e = curve(reference[-1] + steps)
+    assert (e.diff() > 0).all()
+    assert torch.allclose(e, math.log(len(values) + 1) + torch.tensor([0.1, 1, 10, 100]).double(), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        (range(100), 5.5),  # 90..99 over 89
+        ([7.0], 7.0),  # one reference, constant references: their size
+        ([0.0] * 50, 1.0),
+        ([-3.0] * 50, 3.0),
+        ([1.0] * 90 + [3.0] * 10, 2.0),
+        ([1.0] * 50 + [3.0] * 50, 1.0),  # nothing above the quantile: the standard deviation
+        ([1.0] * 99 + [1.0 + 1e-9], 1e-6),
+        ([1.0, 2.0, math.inf], 1.0),
+        ([math.inf, math.inf], 1.0),
+    ],
+)
+def test_the_scale_of_the_tail_is_the_mean_excess_over_the_90_percent_quantile(values, scale):
+    assert tail_scale(torch.tensor([float(v) for v in values], dtype=torch.float64)) == pytest.approx(scale)
+
+
+def test_a_score_a_hundred_times_the_largest_reference_outweighs_every_other_score():
+    references = [torch.rand(200, generator=torch.Generator().manual_seed(i)).sort().values for i in (0, 1)]
+    far, near = evidence(references, [torch.tensor([100.0, 1.0]), torch.tensor([0.0, 1.0])]).tolist()
+    assert far > 10 * near
 
 
 @pytest.mark.parametrize("rate", [0, 1, -0.1, 5, float("nan")])

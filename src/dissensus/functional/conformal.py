@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from scipy import special
@@ -89,14 +90,66 @@ def needed(rate: float) -> int:
     return math.ceil(round(1 / rate, 9)) - 1
 
 
-def evidence(references: Sequence[Tensor], scores: Sequence[Tensor]) -> Tensor:
-    """Combine scores by Fisher's method: minus the sum of the logarithms of their p-values among `references`.
+class Evidence(NamedTuple):
+    """How much a score argues against ID: minus the logarithm of its p-value, continued beyond the largest reference.
 
-    (n,) ascending and (B,), one pair per score, -> (B,); higher = more OOD. Scores depend on each other, so the sum is
-    not a p-value: calibrate it again, on other samples.
+    -log p(s) up to the largest of n references r, and log(n + 1) + (s - max r) / scale beyond it: an exponential tail,
+    so that a score 100 times the largest reference counts for more than one just above it.
+
+    >>> Evidence.of(torch.arange(9.0))(torch.tensor([0.0, 8.0, 9.0, 90.0]))
+    tensor([ 0.0000,  1.6094,  3.3026, 84.3026], dtype=torch.float64)
     """
-    parts = [-Calibrated((r,)).p_values(s).log() for r, s in zip(references, scores, strict=True)]
-    return torch.stack(parts).sum(0).float()
+
+    reference: Tensor  # (n,) ascending
+    scale: float  # > 0: the excess over the largest reference that adds 1
+
+    @classmethod
+    def of(cls, reference: Tensor) -> Evidence:
+        """Evidence among references (n,), ascending."""
+        return cls(reference, tail_scale(reference))
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """(B,) -> (B,) float64, at least 0; an infinite score has infinite evidence."""
+        scores = scores.to(self.reference)
+        largest = self.reference[-1]
+        beyond = torch.where(scores > largest, (scores.double() - largest.double()) / self.scale, 0)
+        return beyond - Calibrated((self.reference,)).p_values(scores).log()
+
+
+def tail_scale(reference: Tensor) -> float:
+    """Mean excess of references (n,), ascending, over their 90% quantile: the scale of the tail beyond the largest.
+
+    Where none lies above the quantile, as with ties of scores that count, their standard deviation; of constant
+    references, their absolute value, or 1. At least a millionth of the largest absolute value; always finite.
+    """
+    finite = reference[reference.isfinite()].double()
+    if not len(finite):
+        return 1.0
+    size = float(finite.abs().max())
+    quantile = finite[max(math.floor(0.9 * len(finite)), 1) - 1]
+    excess = finite[finite > quantile] - quantile
+    # relative to the size, so that squares neither overflow nor vanish
+    spread = float(excess.mean()) if len(excess) else size * float((finite / (size or 1)).std(correction=0))
+    return max(spread, 1e-6 * size, 1e-300) if spread > 1e-12 * size else size or 1.0
+
+
+def evidence(references: Sequence[Tensor], scores: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """Combine scores by Fisher's method: the weighted sum of each score's `Evidence` among its `references`.
+
+    sum_i w_i e_i(s_i): (n,) ascending and (B,), one pair per score, -> (B,); higher = more OOD. The sum is not a
+    p-value, because scores depend on each other and tails are extrapolated: calibrate it again, on other samples. That
+    calibration is valid for any function of a sample, so neither weights nor tails affect it.
+
+    Args:
+        references: Scores of held-out ID samples, ascending.
+        scores: The scores to combine.
+        weights: One positive number per score; 1 by default.
+    """
+    weights = [1.0] * len(scores) if weights is None else weights
+    if not all(0 < w < math.inf for w in weights):
+        raise DissensusError(f"weights of scores must be positive; got {list(weights)}: leave out scores that count 0")
+    triples = zip(references, scores, weights, strict=True)
+    return torch.stack([w * Evidence.of(r)(s) for r, s, w in triples]).sum(0).float()
 
 
 def check_rate(rate: float) -> None:
