@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from dissensus._core.errors import DissensusError
 from dissensus.backbones.engines import FromPixels
 from dissensus.detection.detector import Detector
 from dissensus.detection.threshold import Threshold
@@ -103,6 +104,11 @@ class Rule(nn.Module):
 def plain(name: str) -> Callable[[Tensor], Tensor]:
     """The score without the chunks that `scores.register` adds."""
     score = scores.SCORES[name]
+    if isinstance(score, type):
+        raise DissensusError(
+            f"an export computes scores of logits; {name} is one of features: calibrate again with --score pds, or "
+            "export to the hub"
+        )
     function: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
     return function
 

@@ -98,7 +98,7 @@ def digest_of(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

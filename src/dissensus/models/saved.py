@@ -59,9 +59,7 @@ class EnsembleInfo(documents.Document):
     scores: dict[str, str]  # the fitted scores: name -> sha256 of its tensors
 
 
-def write(
-    folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor], scores: Mapping[str, FittedScore]
-) -> None:
+def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor], scores: Mapping[str, FittedScore]) -> None:
     """Write the files, each atomically; `scores` of the document are those given."""
     make_folder(folder)
     tensors.write(folder / WEIGHTS, weights)
