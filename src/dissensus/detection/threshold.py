@@ -30,7 +30,7 @@ class Identity(Part):
 
     ensemble: str
     backbone: str | None
-    scores: dict[str, str] = {}  # name -> digest
+    scores: dict[str, str]  # name -> digest
 
     def using(self, names: Sequence[str]) -> Identity:
         """The same with the fitted scores among `names` only."""
@@ -120,7 +120,7 @@ class Threshold:
         return f"Threshold({rule}; {100 * self.false_alarms:.3g}% false alarms, n = {self.calibrated.count:,})"
 
     def score(self, values: Sequence[Tensor]) -> Tensor:
-        """Return the score of each sample from the values of `scores`, (B,) each: -> (B,) float32, higher = more OOD."""
+        """Return the score of each sample from the values of `scores`: (B,) each -> (B,) float32, higher = more OOD."""
         return expressions.combine(values, self.references, self.weights)
 
     def limits(self, labels: Tensor) -> Tensor:
@@ -214,10 +214,9 @@ def _difference(made_for: Identity, now: Identity, names: Sequence[str]) -> str 
     for kind in ("ensemble", "backbone"):
         if getattr(made_for, kind) != getattr(now, kind):
             return kind
+    before, after = made_for.scores, now.scores
     fitted = [name for name in names if scores.is_fitted(name)]
-    changed = [
-        name for name in fitted if made_for.scores.get(name) is None or made_for.scores[name] != now.scores.get(name)
-    ]
+    changed = [name for name in fitted if name not in before or before[name] != after.get(name)]
     return f"fitted score {changed[0]}" if changed else None
 
 

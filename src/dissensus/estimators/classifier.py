@@ -284,7 +284,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return checked
 
     def _mean_logits(self, X: ArrayLike) -> NDArray[np.float64]:
-        batches = outputs(self.ensemble_, self.scaler_, self._checked(X))
+        checked = self._checked(X)
+        batches = outputs(self.ensemble_, self.scaler_, checked)
         return _array(torch.cat([logits.mean(0) for logits, _ in batches]))
 
     def _values(self, X: Floats) -> list[Tensor]:
