@@ -67,6 +67,21 @@ def a2d(logits: Array) -> Array:
     return np.array(scores)
 
 
+def gen(logits: Array, gamma: float = 0.1, top: int = 100) -> Array:
+    """sum_c p_c^gamma (1 - p_c)^gamma of the mean prediction, over the most probable classes; 1 - p as a sum."""
+    M, B, C = logits.shape
+    scores = []
+    with localcontext(prec=40):
+        power = Decimal(str(gamma))
+        for b in range(B):
+            e = [[Decimal(float(logits[m, b, c])).exp() for c in range(C)] for m in range(M)]
+            p = [sum(e[m][c] / sum(e[m]) for m in range(M)) / M for c in range(C)]
+            kept = sorted(range(C), key=lambda c: -p[c])[:top]
+            terms = [(p[c] * sum(p[k] for k in range(C) if k != c)) ** power for c in kept]
+            scores.append(float(sum(terms)))
+    return np.array(scores)
+
+
 def average_energy(logits: Array) -> Array:
     """-mean_m log sum_c exp z^m_c."""
     M, B, _ = logits.shape

@@ -30,6 +30,7 @@ BUILT_IN = [
     "average_max_prob",
     "average_max_logit",
     "ensemble_entropy",
+    "gen",
     "mutual_information",
     "unique",
 ]
@@ -195,6 +196,7 @@ def test_two_members_by_hand() -> None:
         "average_max_prob": 0.15,
         "average_max_logit": -2 - (math.log(0.9) + math.log(0.8)) / 2,
         "ensemble_entropy": 0.688139,
+        "gen": 2 * (0.55 * 0.45) ** 0.1,
         "mutual_information": 0.275396,
         "unique": 2,
     }
@@ -249,7 +251,7 @@ def test_pds_counts_the_classes_of_certain_members() -> None:
 AGREEING = torch.tensor([[[6.0, 0.0, 0.0]], [[6.0, 0.0, 0.0]], [[6.0, 0.0, 0.0]]])
 DISAGREEING = torch.tensor([[[6.0, 0.0, 0.0]], [[0.0, 6.0, 0.0]], [[0.0, 0.0, 6.0]]])
 UNSURE = torch.tensor([[[1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0]]])
-TO_DISAGREEMENT = {"pds", "bma", "a2d", "ensemble_entropy", "mutual_information", "unique"}
+TO_DISAGREEMENT = {"pds", "bma", "a2d", "ensemble_entropy", "gen", "mutual_information", "unique"}
 TO_DOUBT = set(BUILT_IN) - {"pds", "mutual_information", "unique"}
 
 
@@ -331,7 +333,7 @@ def test_a_memory_mapped_file_is_read_in_chunks(
 
 
 def test_registry_holds_every_score() -> None:
-    assert list(scores.SCORES) == BUILT_IN
+    assert list(scores.of_logits()) == BUILT_IN
     assert scores.SCORES["pds"] is scores.pds
     for name in BUILT_IN:
         assert scores.SCORES[name].__name__ == name

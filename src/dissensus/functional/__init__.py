@@ -1,5 +1,5 @@
-"""Pure functions of tensors: losses, scores, aggregates, metrics, conformal calibration."""
+"""Pure functions of tensors: losses, scores, distances, aggregates, metrics, conformal calibration."""
 
-from dissensus.functional import aggregates, conformal, distances, losses, metrics, scores
+from dissensus.functional import aggregates, conformal, distances, losses, metrics, neighbours, scores, vim
 
-__all__ = ["aggregates", "conformal", "distances", "losses", "metrics", "scores"]
+__all__ = ["aggregates", "conformal", "distances", "losses", "metrics", "neighbours", "scores", "vim"]

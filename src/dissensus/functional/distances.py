@@ -1,12 +1,19 @@
-"""Distances in feature space as scores: how far a sample lies from the training samples."""
+"""Distances in feature space as scores: how far a sample lies from the training samples.
+
+Covariances are shrunk towards a multiple of the identity by OAS (Chen et al., 2010), so they are invertible whatever
+the features: fewer samples than dimensions, constant features, duplicates.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from dissensus.functional.fitted import FittedScore, Rows, check_classes, unit
+from dissensus.functional.fitted import FittedScore, Moments, Rows, check_classes, log_norm, unit
 from dissensus.functional.scores import register
+
+VARIANCE = 1e-12  # the least variance of a direction; directions of features have length 1
+DEVIATION = 1e-3  # the least standard deviation of log |x|
 
 
 @register
@@ -14,7 +21,7 @@ class Mahalanobis(FittedScore):
     """Squared Mahalanobis distance to the nearest class mean, of L2-normalised features (MDS++, 2505.18032).
 
     min_c (u - mu_c)^T S^-1 (u - mu_c) with u = x / |x|: (B, D) -> (B,), at least 0. S is the covariance within classes,
-    shared by all, shrunk towards a multiple of the identity by OAS (Chen et al., 2010).
+    shared by all and shrunk.
     """
 
     name = "mahalanobis"
@@ -25,17 +32,117 @@ class Mahalanobis(FittedScore):
     @classmethod
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
         """Fit means and covariance from sums over the training features."""
-        moments = features.moments
-        check_classes(moments)
-        present = moments.counts > 0
-        counts = moments.counts[present].double()
-        means, mean = moments.sums[present] / counts[:, None], moments.sums.sum(0) / counts.sum()
-        within = (moments.products - (means * counts[:, None]).T @ means) / counts.sum()
+        mean, means, within, _ = _gaussian(features.moments)
         values, vectors = torch.linalg.eigh(within)
-        whiten = vectors * values.clamp(min=1e-12).rsqrt()
-        return {"mean": mean, "whiten": whiten, "centres": (means - mean) @ whiten}
+        whiten = vectors * values.rsqrt()
+        state = {"mean": mean, "whiten": whiten, "centres": (means - mean) @ whiten}
+        return {key: value.to(features.dtype) for key, value in state.items()}
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.mean)
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """(B, D), (M, B, C) -> (B,)."""
+        return _nearest((unit(features) - self.mean.to(features)) @ self.whiten.to(features), self.centres)
+
+
+@register
+class RelativeMahalanobis(FittedScore):
+    """Mahalanobis distance to the nearest class, less that to all training samples (Ren et al., 2021).
+
+    min_c MD_c(u) - MD_0(u) with u = x / |x|: (B, D) -> (B,), any real number. MD_0 uses the mean and the covariance of
+    all training samples. What is unusual for any class cancels; what is unusual for the nearest class remains.
+    """
+
+    name = "relative_mahalanobis"
+    mean: Tensor  # (D,)
+    whiten: Tensor  # (D, D): (u - mean) @ whiten has covariance I within classes and diag(variance) in all
+    centres: Tensor  # (K, D), the whitened means of the classes that occur
+    variance: Tensor  # (D,)
+
+    @classmethod
+    def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
+        """Fit means and both covariances, made diagonal by the same transform."""
+        mean, means, within, total = _gaussian(features.moments)
+        values, vectors = torch.linalg.eigh(within)
+        whiten = vectors * values.rsqrt()
+        variance, rotation = torch.linalg.eigh(whiten.T @ total @ whiten)
+        whiten = whiten @ rotation
+        state = {"mean": mean, "whiten": whiten, "centres": (means - mean) @ whiten, "variance": variance}
+        return {key: value.to(features.dtype) for key, value in state.items()}
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.mean)
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """(B, D), (M, B, C) -> (B,)."""
         z = (unit(features) - self.mean.to(features)) @ self.whiten.to(features)
-        return torch.cdist(z, self.centres.to(features)).square().amin(1)
+        return _nearest(z, self.centres) - (z.square() / self.variance.to(z)).sum(1)
+
+
+@register
+class FeatureNorm(FittedScore):
+    """How unusual the length of a feature vector is, in either direction.
+
+    ((log |x| - m) / s)^2 with m, s the mean and standard deviation of log |x| in training: (B, D) -> (B,), at least 0.
+    Scores of L2-normalised features cannot see lengths: a wrong scale of the inputs, an empty image.
+    """
+
+    name = "feature_norm"
+    mean: Tensor  # ()
+    deviation: Tensor  # ()
+
+    @classmethod
+    def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
+        """Fit mean and standard deviation to training features that are not zero."""
+        mean, deviation = features.moments.log_norm
+        return {
+            "mean": torch.tensor(mean, dtype=features.dtype),
+            "deviation": torch.tensor(max(deviation, DEVIATION), dtype=features.dtype),
+        }
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """(B, D), (M, B, C) -> (B,)."""
+        return ((log_norm(features) - self.mean.to(features)) / self.deviation.to(features)).square()
+
+
+def shrink(covariance: Tensor, freedom: int) -> Tensor:
+    """Oracle approximating shrinkage of a covariance (D, D): (1 - r) S + r tr(S) / D I (Chen et al., 2010, Eq. 23).
+
+    Args:
+        covariance: S, of samples about their mean, or about the means of their classes.
+        freedom: How many independent samples it comes from: N less the number of means.
+    """
+    D = len(covariance)
+    mean, square = float(covariance.trace()) / D, float(covariance.square().sum())  # tr(S) / D, tr(S^2)
+    excess = (freedom + 1 - 2 / D) * (square - D * mean**2)
+    needed = (1 - 2 / D) * square + (D * mean) ** 2
+    r = 1.0 if excess <= needed else max(0.0, needed / excess)
+    identity = torch.eye(D, dtype=covariance.dtype)
+    return (1 - r) * covariance + max(r * mean, VARIANCE) * identity
+
+
+def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean (D,), means of the K classes that occur (K, D), shrunk covariances within classes and in all (D, D)."""
+    check_classes(moments)
+    present = moments.counts > 0
+    counts = moments.counts[present].double()
+    N, K = int(counts.sum()), len(counts)
+    means, mean = moments.sums[present] / counts[:, None], moments.sums.sum(0) / N
+    between = (means - mean) * (counts / N).sqrt()[:, None]
+    total = moments.products / N - torch.outer(mean, mean)
+    return mean, means, shrink(total - between.T @ between, N - K), shrink(total, N - 1)
+
+
+def _nearest(z: Tensor, centres: Tensor) -> Tensor:
+    """Squared distance to the nearest of K centres: (B, D), (K, D) -> (B,).
+
+    The nearest is found by one product; its distance is computed from the difference, where nothing cancels.
+    """
+    centres = centres.to(z)
+    nearest = (centres.square().sum(1) / 2 - z @ centres.T).argmin(1)
+    return (z - centres[nearest]).square().sum(1)

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dissensus._core.errors import DataError, ShapeError
 from dissensus.functional.checks import full_precision
 
 SAMPLE_VALUES = 2**27  # feature values that a state may keep of the training set, 256 MB in float16
-BATCH = 4096
+BATCH = 4096  # training rows per read
+PEAK_ROWS = 2**14  # training rows whose logits are computed
+CHUNK_VALUES = 2**22  # values of a temporary: 16 MB of float32
 
 
 class Source(Protocol):
@@ -46,22 +48,26 @@ class Head(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over L2-normalised training features, in float64."""
+    """Sums over L2-normalised training features, in float64, and over the logarithms of their lengths."""
 
     counts: Tensor  # (C,) samples per class
     sums: Tensor  # (C, D)
     products: Tensor  # (D, D), sum of u u^T
+    log_norm: tuple[float, float]  # mean and standard deviation of log |x| over rows that are not zero
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True)
+class Sample:
     """Rows of the training set: all of them, or a random part of a set that is too large to keep."""
 
     features: Tensor  # (n, D), as stored: float16 where that loses nothing
     index: Tensor  # (n,) their rows in the training set, ascending
+    peaks: Tensor  # (p,) largest mean logit of the `peak_rows`; empty without logits
+    peak_rows: Tensor  # (p,) positions in `features`, ascending
 
 
 class Rows:
-    """The training features of a fitted score, read at most once for each of the summaries it asks for.
+    """The training features of a fitted score, read once for all the summaries that scores ask for.
 
     Args:
         features: The training features.
@@ -69,6 +75,7 @@ class Rows:
         classes: How many classes there are.
         logits: Maps features (b, ...) to the members' logits (M, b, C), for scores that are fitted to logits too.
         head: The model's last layer, if it is linear in L2-normalised features times sqrt(D).
+        keep: How many feature values `sample` may hold; a larger set is sampled at random.
     """
 
     def __init__(
@@ -79,46 +86,100 @@ class Rows:
         *,
         logits: Callable[[Tensor], Tensor] | None = None,
         head: Head | None = None,
+        keep: int = SAMPLE_VALUES,
     ) -> None:
         if len(labels) != len(features):
             raise ShapeError(f"every row needs a label; got {len(features)} rows and {len(labels)} labels")
+        if not len(labels):
+            raise DataError("fitted scores need training features; got none: add samples")
         self.features, self.labels, self.classes, self.logits, self.head = features, labels, classes, logits, head
+        self.keep = keep
 
     def __len__(self) -> int:
         return len(self.features)
 
     def batches(self) -> Iterator[tuple[Tensor, slice]]:
         """Yield the features as vectors (b, D), float32 or float64, and the rows that they are."""
-        for x, at in self.features.batches(BATCH):
+        for x, at in self._batches():
             yield vectors(x), at
 
-    @cached_property
+    @property
     def moments(self) -> Moments:
         """Sums of the L2-normalised features per class, and of their products."""
-        counts = torch.bincount(self.labels, minlength=self.classes)
-        sums = products = torch.zeros(0)
-        for x, at in self.batches():
-            if not len(products):
-                sums = torch.zeros(self.classes, x.shape[1], dtype=torch.float64)
-                products = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
-            u = unit(x.double())
-            sums.index_add_(0, self.labels[at], u)
-            products.addmm_(u.T, u)
-        return Moments(counts, sums, products)
+        return self._read[0]
+
+    @property
+    def sample(self) -> Sample:
+        """The features themselves; of a set of more than `keep` values, a random part."""
+        return self._read[1]
 
     @cached_property
-    def sample(self) -> Sample:
-        """The features themselves; of a set of more than SAMPLE_VALUES values, a random part."""
-        first = next(self.batches())[0]
-        most = max(1, SAMPLE_VALUES // first.shape[1])
-        index = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:most].sort().values
-        kept, exact = list[Tensor](), True
-        for x, at in self.batches():
-            rows = x[index[(index >= at.start) & (index < at.stop)] - at.start]
-            exact = exact and bool((rows.half().to(rows) == rows).all())
-            kept.append(rows.half() if exact else rows)
-        features = torch.cat([part.half() if exact else part.to(first.dtype) for part in kept])
-        return Sample(features, index)
+    def dtype(self) -> torch.dtype:
+        """Dtype in which features are scored: float32, or float64 if they are."""
+        return full_precision(self._first).dtype
+
+    @cached_property
+    def _first(self) -> Tensor:
+        """The first row (1, ...), which tells the form of all."""
+        return next(self.features.batches(1))[0]
+
+    def _batches(self) -> Iterator[tuple[Tensor, slice]]:
+        return self.features.batches(min(BATCH, max(1, CHUNK_VALUES // max(1, self._first.numel()))))
+
+    @cached_property
+    def _read(self) -> tuple[Moments, Sample]:
+        """Everything from one pass. Products are summed in float64: float32 is twice as fast and not exact to 1e-6."""
+        D = vectors(self._first).shape[1]
+        index = _draw(len(self), max(1, self.keep // max(1, D)))
+        peak_rows = _draw(len(index), 0 if self.logits is None else PEAK_ROWS)
+        sums = torch.zeros(self.classes, D, dtype=torch.float64)
+        products = torch.zeros(D, D, dtype=torch.float64)
+        bank, lengths, peaks = _Bank(len(index), D), list[Tensor](), [torch.empty(0)]
+        for raw, at in self._batches():
+            x = vectors(raw).cpu()
+            u = unit(x.double())
+            sums.index_add_(0, self.labels[at].cpu(), u)
+            products.addmm_(u.T, u)
+            lengths.append(log_norm(x.double())[x.any(1)])
+            bank.add(x[_within(index, at)])
+            rows = _within(index[peak_rows], at)
+            if self.logits is not None and len(rows):
+                peaks.append(self.logits(raw[rows.to(raw.device)]).mean(0).amax(1).cpu())
+        if not products.isfinite().all():
+            raise DataError("training features must be finite; some are NaN or infinite: extract them again")
+        logs = torch.cat(lengths)
+        spread = (float(logs.mean()), float(logs.std(correction=0))) if len(logs) else (0.0, 0.0)
+        counts = torch.bincount(self.labels.cpu(), minlength=self.classes)
+        return Moments(counts, sums, products, spread), Sample(bank.rows, index, torch.cat(peaks), peak_rows)
+
+
+class _Bank:
+    """Rows collected into one tensor (n, D), of float16 as long as that loses nothing."""
+
+    def __init__(self, n: int, D: int) -> None:
+        self.rows, self.filled = torch.empty(n, D, dtype=torch.float16), 0
+
+    def add(self, rows: Tensor) -> None:
+        if self.rows.dtype == torch.float16 and not torch.equal(rows.half().to(rows), rows):
+            wider = torch.empty(self.rows.shape, dtype=rows.dtype)
+            wider[: self.filled] = self.rows[: self.filled]
+            self.rows = wider
+        self.rows[self.filled : self.filled + len(rows)] = rows
+        self.filled += len(rows)
+
+
+def _draw(total: int, most: int) -> Tensor:
+    """At most `most` of range(total), ascending; always the same."""
+    if total <= most:
+        return torch.arange(total)
+    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
+def _within(index: Tensor, at: slice) -> Tensor:
+    """Those of an ascending index that a slice holds, counted from its start."""
+    first, last = torch.searchsorted(index, torch.tensor([at.start, at.stop])).tolist()
+    inside: Tensor = index[first:last] - at.start
+    return inside
 
 
 class FittedScore(nn.Module):
@@ -129,11 +190,18 @@ class FittedScore(nn.Module):
     """
 
     name: ClassVar[str]
+    exportable: ClassVar[bool] = True  # whether `forward` can be traced, for ONNX
+    why_not: ClassVar[str] = ""  # the reason, if it cannot
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
         for key, value in state.items():
             self.register_buffer(key, value)
+
+    @property
+    def width(self) -> int | None:
+        """D of the features that the score was fitted to; None if it takes any."""
+        return None
 
     @classmethod
     @abstractmethod
@@ -145,17 +213,32 @@ class FittedScore(nn.Module):
         """Return the score of vectors (B, D) with members' logits (M, B, C): (B,), higher = more OOD."""
 
     def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
-        """Return the score of each sample, whatever the form of its features: (B, ...), (M, B, C) -> (B,)."""
+        """Return the score of each sample, whatever the form of its features: (B, ...), (M, B, C) -> (B,).
+
+        `forward` is called with a part of the batch at a time; to trace it, call `forward` with `vectors(features)`.
+        """
         x = vectors(features)
         if x.shape[:1] != logits.shape[1:2]:
             raise ShapeError(
                 f"features and logits must be of the same samples; got {tuple(features.shape)} and "
                 f"{tuple(logits.shape)}: features are (B, ...), logits (M, B, C)"
             )
-        score: Tensor = super().__call__(x, logits)
-        if score.shape != x.shape[:1]:
-            raise ShapeError(f"score {self.name!r} must return (B,); got {tuple(score.shape)} for {tuple(x.shape)}")
-        return score
+        if self.width is not None and x.shape[1] != self.width:
+            raise ShapeError(
+                f"score {self.name!r} was fitted to features of width {self.width}; got width {x.shape[1]}: "
+                "use features of the same backbone and layer"
+            )
+        rows = max(1, CHUNK_VALUES // max(1, x.shape[1], logits.shape[2]))
+        parts = []
+        for start in range(0, max(1, len(x)), rows):
+            chunk = x[start : start + rows]
+            part: Tensor = super().__call__(chunk, logits[:, start : start + rows])
+            if part.shape != chunk.shape[:1]:
+                raise ShapeError(
+                    f"score {self.name!r} must return (B,); got {tuple(part.shape)} for {tuple(chunk.shape)}"
+                )
+            parts.append(part)
+        return torch.cat(parts)
 
 
 def vectors(features: Tensor) -> Tensor:
@@ -171,8 +254,23 @@ def vectors(features: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Divide vectors (B, D) by their length; a zero vector stays zero."""
-    return F.normalize(x, dim=1)
+    """Divide vectors (B, D) by their length, however long or short; a zero vector stays zero."""
+    x = x / _largest(x)
+    direction: Tensor = x / x.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return direction
+
+
+def log_norm(x: Tensor) -> Tensor:
+    """Logarithm of the length of vectors: (B, D) -> (B,); finite, about -87 for a zero vector."""
+    largest = _largest(x)
+    length: Tensor = (x / largest).norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+    return length.log() + largest.squeeze(1).log()
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Largest absolute value of each vector, 1 if it is 0: (B, D) -> (B, 1). Squares of x / it do not overflow."""
+    largest = x.abs().amax(1, keepdim=True)
+    return torch.where(largest > 0, largest, 1)
 
 
 def check_classes(moments: Moments) -> None:

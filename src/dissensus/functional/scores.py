@@ -14,8 +14,9 @@ tensor([1.4142])
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +91,7 @@ def is_fitted(name: str) -> bool:
 
 def of_logits() -> dict[str, Score]:
     """The scores that are functions of logits, by name."""
-    return {name: cast(Score, score) for name, score in SCORES.items() if not isinstance(score, type)}
+    return {name: score for name, score in SCORES.items() if not isinstance(score, type)}
 
 
 def of_features() -> dict[str, type[FittedScore]]:
@@ -206,6 +207,21 @@ def ensemble_entropy(logits: Tensor) -> Tensor:
     """
     probs = logits.softmax(dim=-1).mean(dim=0)
     return -torch.xlogy(probs, probs).sum(dim=-1)
+
+
+@register
+def gen(logits: Tensor, *, gamma: float = 0.1, top: int = 100) -> Tensor:
+    """Generalised entropy of the mean prediction (Liu et al., 2023): sum_c p_c^gamma (1 - p_c)^gamma, p = mean_m p^m.
+
+    (M, B, C) -> (B,), within [0, C 4^-gamma]; over the `top` most probable classes. Computed from logarithms, so it
+    still tells samples apart whose p rounds to 1.
+    """
+    log_probs = logits.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
+    y = log_probs.argmax(dim=-1, keepdim=True)
+    others = log_probs.scatter(-1, y, -torch.inf)
+    log_rest = torch.log1p(-others.exp()).scatter(-1, y, others.logsumexp(dim=-1, keepdim=True))
+    kept = log_probs.topk(min(top, log_probs.shape[-1]), dim=-1).indices
+    return (gamma * (log_probs + log_rest).gather(-1, kept)).exp().sum(dim=-1)
 
 
 @register
