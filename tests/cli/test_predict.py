@@ -68,9 +68,9 @@ def copy(home, tmp_path):
 def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     code, out, err = run(capsys, "calibrate", copy, "--id", home / kind, "--false-alarms", "10%")
     assert code == 0
-    assert out.startswith("pds: out above ")
+    assert out.startswith("mahalanobis+pds: out above ")
     assert "at most 10.00% of ID samples are called out" in err
-    assert "n = 60" in err
+    assert "n = 30" in err
     kept = Detector.load(copy).threshold
     assert kept.false_alarms == 0.1
     values = kept.calibrated.values[0]
@@ -239,8 +239,8 @@ def test_a_table_on_a_terminal(home, capsys):
     )  # fmt: skip
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["verdict", "p-value", "pds", "sure", "class", "path"]
-    assert lines[2].split()[0] in ("in", "out")
+    assert lines[0].split() == ["verdict", "p-value", "mahalanobis+pds", "sure", "class", "path"]
+    assert lines[2].startswith(("nothing unusual ", "out "))
     assert lines[2].endswith("00.png")
     assert lines[3].strip().startswith("votes: ")
     assert lines[4] == f"error: no such file or directory: {home / 'gone.png'}"
