@@ -46,7 +46,7 @@ def test_rates_are_those_that_the_calibration_supports(service):
     low, high = service.rates  # 200 samples, half of them to rank the scores: 1/101 is the least
     assert (low, high) == (1, 20)
     service.detector_at(low / 100)
-    with pytest.raises(DataError, match="needs 112 calibration samples"):
+    with pytest.raises(DataError, match="needs 111 calibration samples"):
         service.detector_at((low - 0.1) / 100)
 
 
