@@ -172,7 +172,7 @@ def _eager_detector(sizes: Sizes) -> Callable[[], object]:
 
     @torch.inference_mode()
     def run() -> object:
-        return detector.predict_logits(detector.ensemble(engine(pixels)))
+        return detector.predict_outputs(detector.members(engine(pixels)))
 
     return run
 

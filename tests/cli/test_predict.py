@@ -68,14 +68,14 @@ def copy(home, tmp_path):
 def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     code, out, err = run(capsys, "calibrate", copy, "--id", home / kind, "--false-alarms", "10%")
     assert code == 0
-    assert out.startswith("pds: out above ")
+    assert out.startswith("mahalanobis+pds: out above ")
     assert "at most 10.00% of ID samples are called out" in err
-    assert "n = 60" in err
+    assert "n = 30" in err
     kept = Detector.load(copy).threshold
     assert kept.false_alarms == 0.1
     values = kept.calibrated.values[0]
     expected = Detector.load(home / "run").threshold.calibrated.values[0]
-    assert values.tolist() == pytest.approx(expected.tolist(), abs=1e-3)  # features are float16 on disk
+    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.2)  # features are float16 on disk: ranks may differ
 
 
 def test_calibrate_on_the_training_images_warns(home, copy, capsys):
@@ -96,7 +96,7 @@ def test_calibrate_several_scores_by_class(home, copy, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
+        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 30"),
         (["--id", "{home}/fresh-features", "--false-alarms", "0"], "between 0 and 1"),
         (["--id", "{home}/fresh-features", "--false-alarms", "7"], "must be a share"),
         (["--id", "{home}/fresh-features", "--score", "pdss"], "did you mean 'pds'"),
@@ -239,8 +239,8 @@ def test_a_table_on_a_terminal(home, capsys):
     )  # fmt: skip
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["verdict", "p-value", "pds", "sure", "class", "path"]
-    assert lines[2].split()[0] in ("in", "out")
+    assert lines[0].split() == ["verdict", "p-value", "mahalanobis+pds", "sure", "class", "path"]
+    assert lines[2].startswith(("nothing unusual ", "out "))
     assert lines[2].endswith("00.png")
     assert lines[3].strip().startswith("votes: ")
     assert lines[4] == f"error: no such file or directory: {home / 'gone.png'}"
@@ -275,7 +275,7 @@ def test_without_calibration_it_says_so_and_goes_on(home, capsys):
         (["{run}", "{home}/fresh", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["{home}/nowhere", "{home}/fresh"], "there is no such folder"),
         (["{home}/uncalibrated", "{home}/fresh", "--false-alarms", "5%"], "needs a calibrated run"),
-        (["{run}", "{home}/fresh", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
+        (["{run}", "{home}/fresh", "--false-alarms", "0.001"], "needs 999 calibration samples; got 30"),
     ],
 )
 def test_predict_misuse(arguments, words, home, tmp_path, capsys, monkeypatch):

@@ -21,7 +21,7 @@ from tests.conftest import blobs, linear
 
 
 def test_verdicts_say_what_the_ensemble_says(run, more):
-    detector = Detector.load(run).calibrate(more, 0.1)
+    detector = Detector.load(run).calibrate(more, 0.1, "pds")
     found = detector.predict(more)
     logits = Ensemble.load(run / "ensemble").eval()(more.rows(slice(None))).detach()
     assert torch.equal(found.label, logits.mean(0).argmax(-1))
@@ -32,7 +32,7 @@ def test_verdicts_say_what_the_ensemble_says(run, more):
     assert [v.name for v in found[3:5]] == ["3", "4"]
     one = found[3]
     assert one.class_name == detector.classes[int(found.label[3])]
-    assert one.verdict in ("in", "out")
+    assert one.verdict in ("nothing unusual", "out")
     assert len(one.votes) == 4
     assert json.dumps(one.as_dict(votes=True))
     frame = found.frame()
@@ -66,7 +66,6 @@ def test_a_calibration_of_something_else_is_refused(run, more, tmp_path, damage)
         other = Ensemble.load(copy / "ensemble")
         with torch.no_grad():
             next(other.parameters()).add_(1)
-        shutil.rmtree(copy / "ensemble")
         other.save(copy / "ensemble")
     elif damage == "tensors":
         (copy / "detector.safetensors").write_bytes(b"nothing")
@@ -162,7 +161,7 @@ def test_classes_without_a_name_are_called_by_number():
 
 def test_it_says_what_it_is(run, pictures, more):
     detector = Detector.load(run)
-    assert repr(detector) == "Detector(4 members, 3 classes, score pds, not calibrated, features only)"
+    assert repr(detector) == "Detector(4 members, 3 classes, score mahalanobis, not calibrated, features only)"
     detector.calibrate(more, 0.025, "pds+bma")
     assert "score pds+bma, calibrated at 2.5% false alarms" in repr(detector)
     assert repr(Detector.load(pictures / "run")).endswith("not calibrated, backbone resnet10t at 32 px)")
@@ -185,7 +184,7 @@ def test_another_backbone_is_refused(pictures, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("score", ["pds", ("pds", "average_energy")])
+@pytest.mark.parametrize("score", ["pds", ("pds", "average_energy"), "mahalanobis+pds", "2*mahalanobis+pds"])
 def test_the_promised_rate_holds_on_digits(score):
     """5% on fresh ID data, within the binomial 99% interval, over 20 random splits."""
     suite = suites.load("digits", backbone="pixels")

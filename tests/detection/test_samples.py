@@ -81,13 +81,13 @@ def test_images_come_in_every_form(pictures, tmp_path):
     for form, samples in forms.items():
         found = detector.predict(samples)
         if form == "features folder":
-            torch.testing.assert_close(found.score[:3], expected.score, atol=1e-3, rtol=1e-3)  # float16 on disk
+            torch.testing.assert_close(found.score[:3], expected.score, atol=1e-3, rtol=2e-2)  # float16 on disk
         else:
             assert torch.equal(found.score, expected.score), form
     assert detector.predict(forms["folder"]).names == tuple(str(tmp_path / "few" / f"0{i}.png") for i in range(3))
     assert detector.predict(frame).names == tuple(paths)
     for one in (paths[1], pictures / "images" / "blue" / "01.png", shown[1], pixels[1], torch.from_numpy(pixels[1])):
-        assert torch.equal(detector.predict(one).score, expected.score[1:2])
+        torch.testing.assert_close(detector.predict(one).score, expected.score[1:2])
     assert [v.score for v in detector.stream(str(tmp_path / "few"), workers=0)] == expected.score.tolist()
     assert [v.score for v in detector.stream(forms["set"], workers=0)] == expected.score.tolist()
 
@@ -130,7 +130,7 @@ def test_images_come_as_paths_pictures_or_sets(pictures):
     by_features = detector.predict(FeatureSet.open(pictures / "features").subset(range(5)))
     assert torch.equal(by_set.score, by_path.score)
     assert torch.equal(by_set.score, by_picture.score)
-    torch.testing.assert_close(by_set.score, by_features.score, atol=1e-3, rtol=1e-3)  # float16 on disk
+    torch.testing.assert_close(by_set.score, by_features.score, atol=1e-3, rtol=2e-2)  # float16 on disk
     assert by_path.names == tuple(map(str, paths))
     assert [v.name for v in by_set] == list(images.names[:5])
     with pytest.raises(DataError, match="mixture"):

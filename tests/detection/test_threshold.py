@@ -15,7 +15,7 @@ from tests.commands import refuse
 from tests.conftest import blobs, linear
 from tests.damage import damages
 
-IDENTITY = Identity(ensemble="a", backbone=None)
+IDENTITY = Identity(ensemble="a", backbone=None, scores={})
 
 
 def calibrated(by_class: bool = False) -> Threshold:

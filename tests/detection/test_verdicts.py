@@ -18,7 +18,7 @@ def verdicts(count: int = 3, calibrated: bool = True) -> Verdicts:
 
 def test_one_says_what_it_is():
     found = verdicts().named(["a.jpg", "b.jpg", "c.jpg"])
-    assert repr(found[0]) == "Verdict('a.jpg', cat (75%), score 0.25, p-value 0.82, in)"
+    assert repr(found[0]) == "Verdict('a.jpg', cat (75%), score 0.25, p-value 0.82, nothing unusual)"
     assert repr(verdicts(calibrated=False)[1]) == "Verdict('1', <dog> (75%), score 0.75)"
     assert repr(Verdict("x.png", error="not an image")) == "Verdict('x.png', error: not an image)"
     assert verdicts()[-1].name == "2"
@@ -26,9 +26,9 @@ def test_one_says_what_it_is():
 
 def test_all_say_how_many_and_show_the_first():
     lines = repr(verdicts(400)).splitlines()
-    assert lines[0] == "400 samples: 300 in, 100 out of distribution"
+    assert lines[0] == "400 samples: 100 out of distribution, nothing unusual found in 300"
     assert lines[1].split() == ["path", "class", "confidence", "score", "p_value", "verdict"]
-    assert lines[2].split() == ["0", "cat", "0.75", "0.2500", "0.8200", "in"]
+    assert lines[2].split() == ["0", "cat", "0.75", "0.2500", "0.8200", "nothing", "unusual"]
     assert lines[-1] == "... 392 more"
     assert len(lines) == 11
     assert repr(verdicts(1, calibrated=False)).startswith("1 sample, not calibrated: scores, but no verdicts\n")
@@ -36,7 +36,7 @@ def test_all_say_how_many_and_show_the_first():
 
 def test_a_notebook_shows_a_table_with_escaped_names():
     html = verdicts()._repr_html_()
-    assert html.startswith("<p>3 samples: 2 in, 1 out of distribution</p>")
+    assert html.startswith("<p>3 samples: 1 out of distribution, nothing unusual found in 2</p>")
     assert html.count("<tr") == 4
     assert "&lt;dog&gt;" in html
     assert "<dog>" not in html

@@ -32,6 +32,7 @@ from dissensus.backbones import engines, onnx_runtime, surgery
 from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
+from dissensus.detection.members import Outputs
 from dissensus.export import EXPORTS, Written, checkpoint, export, hub, onnx, parity, register, targets
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
@@ -79,7 +80,7 @@ def run(tmp_path):
     """A calibrated run on features that name no trunk."""
     folder = tmp_path / "run"
     fit(linear(), blobs(noise=1.5), "sed-a2d", epochs=2, out=folder, progress=False)
-    Detector.load(folder).calibrate(blobs(seed=1, noise=1.5)).save(folder)
+    Detector.load(folder).calibrate(blobs(seed=1, noise=1.5), score="pds").save(folder)
     return folder
 
 
@@ -93,7 +94,7 @@ def photos(tmp_path_factory):
     train = FeatureSet.from_arrays(engine(pixels(60)), torch.arange(60) % 3, provenance=about)
     fit(new_ensemble(train, 3), train, "sed-a2d", epochs=3, out=folder / "run", progress=False)
     held_out = FeatureSet.from_arrays(engine(pixels(60, seed=1)), provenance=about)
-    Detector.load(folder / "run").calibrate(held_out, 0.1).save(folder / "run")
+    Detector.load(folder / "run").calibrate(held_out, 0.1, "pds").save(folder / "run")
     for i, array in enumerate(pixels(12, seed=2).numpy()):
         Image.fromarray(array).save(folder / f"{i:02d}.png")
     return folder
@@ -128,7 +129,7 @@ def test_every_score_survives_conversion_however_sure_the_members(tmp_path):
         def forward(self, logits):
             return tuple(onnx.plain(name)(logits) for name in names)
 
-    for members, names in ((1, ["a2d", "unique"]), (4, list(scores.SCORES))):
+    for members, names in ((1, ["a2d", "unique"]), (4, list(scores.of_logits()))):
         made = onnx_runtime.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
         made.save(tmp_path / "scores.onnx")
         run = onnx_runtime.session(tmp_path / "scores.onnx")
@@ -188,13 +189,13 @@ def test_a_tail_that_does_not_tell_its_width_is_refused(tmp_path):
 def test_five_hundred_images_agree_with_pytorch(name, layers, tmp_path):
     detector = of_images(name, layers, None if name == "lite0" else "random")
     engine, batch = engines.create("eager", detector.backbone), pixels(500)
-    detector.calibrate(engine(pixels(100, seed=1)), 0.1, by_class=False)
+    detector.calibrate(engine(pixels(100, seed=1)), 0.1, "pds", by_class=False)
     onnx.write(detector, tmp_path / "d.onnx")
     run = onnx_runtime.session(tmp_path / "d.onnx")
     parts = [run(some) for some in batch.split(200)]
     got = {key: torch.cat([part[key] for part in parts], int(key == "member_probs")) for key in parts[0]}
     logits = onnx.logits_of(detector, batch, images=True)
-    expected = detector.predict_logits(logits)
+    expected = detector.predict_outputs(Outputs(logits, torch.zeros(logits.shape[1], 1)))
     torch.testing.assert_close(got["logits"], logits.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got["member_probs"], logits.softmax(-1), rtol=0, atol=1e-4)
     torch.testing.assert_close(got["score"], expected.score, rtol=0, atol=1e-4)
@@ -208,7 +209,7 @@ def test_the_file_says_what_it_is(tmp_path):
     import onnxruntime
 
     detector = of_images("test_vit", 2, "random")
-    detector.calibrate(engines.create("eager", detector.backbone)(pixels(60)), 0.1)
+    detector.calibrate(engines.create("eager", detector.backbone)(pixels(60)), 0.1, "pds")
     onnx.write(detector, tmp_path / "d.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
     (entry,) = session.get_inputs()
@@ -272,9 +273,9 @@ def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
 @needs_onnx
 @pytest.mark.parametrize("name", ["label", "logits", "member_probs", "score", "p_value", "verdict"])
 def test_an_output_that_differs_is_refused(name):
-    detector = Detector(fitted(), NAMES).calibrate(blobs(300, seed=1, noise=1.5), 0.1)
+    detector = Detector(fitted(), NAMES).calibrate(blobs(300, seed=1, noise=1.5), 0.1, "pds")
     logits = detector.ensemble(blobs(40, seed=2, noise=2.5).rows(slice(None))).detach()
-    expected = detector.predict_logits(logits)
+    expected = detector.predict_outputs(Outputs(logits, torch.zeros(logits.shape[1], 1)))
     right = {
         "label": expected.label, "logits": logits.mean(0), "member_probs": logits.softmax(-1), "score": expected.score,
         "p_value": expected.p_value.float(), "verdict": expected.out,
@@ -378,7 +379,7 @@ def test_a_folder_for_the_hub_gives_the_same_verdicts(photos, tmp_path, monkeypa
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert files == [
         "README.md", "config.json", "detector.json", "detector.safetensors", "ensemble/ensemble.json",
-        "ensemble/ensemble.safetensors", "trunk.safetensors",
+        "ensemble/ensemble.safetensors", "ensemble/scores.safetensors", "trunk.safetensors",
     ]  # fmt: skip
     assert all(path.stat().st_mode & 0o044 for path in out.rglob("*.safetensors"))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

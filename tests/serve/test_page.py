@@ -79,7 +79,7 @@ def test_page_predicts_many_into_a_table(server, tab, place):
     text = tab.eval("atob(document.querySelector('#summary a').href.split(',')[1])")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [(row["path"], row["verdict"], row["error"]) for row in rows] == [
-        ("digit.png", "in", ""), ("photo.png", "out", ""), ("paper.png", "", "not an image"),
+        ("digit.png", "nothing unusual", ""), ("photo.png", "out", ""), ("paper.png", "", "not an image"),
     ]  # fmt: skip
     assert len(set(rows[0])) == 8 + 4
 

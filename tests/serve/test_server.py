@@ -82,7 +82,7 @@ def test_api_says_what_the_detector_says_and_what_its_schema_says(server, servic
         assert found["score"] == (None if wanted["score"] is None else pytest.approx(wanted["score"], abs=1e-4))
         same = ("path", "label", "class", "p_value", "verdict", "error", "votes")
         assert {key: found[key] for key in same} == {key: wanted[key] for key in same}
-    assert [r["verdict"] for r in answer["results"]] == ["in", "out", None]
+    assert [r["verdict"] for r in answer["results"]] == ["nothing unusual", "out", None]
 
     document = httpx.get(f"{server.url}/api/schema").json()
     described = document["paths"]["/api/predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]

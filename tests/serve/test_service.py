@@ -30,7 +30,7 @@ def test_service_says_what_the_detector_says(service, place):
         assert found.score == pytest.approx(verdict.score, abs=1e-5)
         assert (found.score > limit) == found.out
         assert service.top_classes(inspection)[0] == (found.class_name, pytest.approx(found.confidence))
-    assert [v.verdict for v in expected] == ["in", "out"]
+    assert [v.verdict for v in expected] == ["nothing unusual", "out"]
 
 
 def test_another_rate_needs_no_other_look(service, place, monkeypatch):
@@ -43,10 +43,10 @@ def test_another_rate_needs_no_other_look(service, place, monkeypatch):
 
 
 def test_rates_are_those_that_the_calibration_supports(service):
-    low, high = service.rates  # 200 samples: 1/201 is the least
-    assert (low, high) == (0.5, 20)
+    low, high = service.rates  # 200 samples, half of them to rank the scores: 1/101 is the least
+    assert (low, high) == (1, 20)
     service.detector_at(low / 100)
-    with pytest.raises(DataError, match="needs 249 calibration samples"):
+    with pytest.raises(DataError, match="needs 111 calibration samples"):
         service.detector_at((low - 0.1) / 100)
 
 
@@ -60,7 +60,7 @@ def test_bad_files_are_named_with_the_reason(service, name):
 
 
 def test_card_has_verdict_gauge_classes_and_members(service, place):
-    for name, head in (("digit.png", "In distribution"), ("photo.png", "Out of distribution")):
+    for name, head in (("digit.png", "Nothing unusual found"), ("photo.png", "Out of distribution")):
         inspection = service.inspect(name, (place / name).read_bytes(), details=True)
         text = cards.card(service, inspection)
         assert head in text
@@ -101,7 +101,7 @@ def test_gauge_turns_from_usual_to_unusual():
     assert "rotate(90.0" in gauge(0.01, 0.05, 99)
     assert "rotate(0.0" in gauge(0.1, 0.05, 99)  # half of the logarithm
     assert "; out:" in gauge(0.05, 0.05, 99)
-    assert "; in:" in gauge(0.06, 0.05, 99)
+    assert "; nothing unusual:" in gauge(0.06, 0.05, 99)
 
 
 def test_uncalibrated_run_has_no_verdict(place):
@@ -109,7 +109,7 @@ def test_uncalibrated_run_has_no_verdict(place):
     inspection = plain.inspect("digit.png", (place / "digit.png").read_bytes())
     assert plain.rates is None
     assert "No verdict" in cards.card(plain, inspection)
-    assert plain.facts() == {"run": "plain", "score": "pds", "calibrated": False, "false_alarms": None}
+    assert plain.facts() == {"run": "plain", "score": "mahalanobis", "calibrated": False, "false_alarms": None}
     assert plain.result(inspection)["verdict"] is None
 
 
@@ -119,7 +119,7 @@ def test_table_has_a_row_for_every_file(service, place):
     assert list(frame["path"]) == ["digit.png", "paper.png"]
     assert list(frame.columns)[-4:] == [f"member {m}" for m in (1, 2, 3, 4)]
     assert frame["error"][1] == "not an image"
-    assert frame["verdict"][0] == "in"
+    assert frame["verdict"][0] == "nothing unusual"
 
 
 # neighbours and examples

@@ -37,7 +37,9 @@ def calibrate(
         root: the folder that holds a suite's images.
         features: the folder for a suite's features; by default the user's cache.
         false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
-        score: the score to calibrate, by default pds: dissensus list scores. Several are combined as p-values.
+        score: the score to calibrate: dissensus list scores. Several are combined as p-values, with weights if you
+            like: mahalanobis+pds, 2*mahalanobis+pds. By default mahalanobis+pds, if the run has fitted scores and there
+            are samples enough for a combination; else mahalanobis, else pds.
         by_class: set one threshold per predicted class, so that the rate holds within each.
         engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
@@ -47,9 +49,10 @@ def calibrate(
 
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
-    from dissensus.detection.threshold import score_names
+    from dissensus.detection.expressions import score_names
 
-    names = score_names(",".join(score or ["pds"]))
+    if score is not None:
+        score_names(score)
     if (id is None) == (suite is None):
         got = "neither" if id is None else "both"
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}: give one")
@@ -60,7 +63,7 @@ def calibrate(
     samples = id if id is not None else inputs.held_out(run, str(suite), root, features)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        detector.calibrate(samples, false_alarms, names, by_class=by_class, progress=progress)
+        detector.calibrate(samples, false_alarms, score, by_class=by_class, progress=progress)
     for warning in caught:
         say(f"warning: {warning.message}")
     detector.save(run)

@@ -52,6 +52,7 @@ def predict(
     from dissensus._core.files import make_folder, replacing
     from dissensus.cli import inputs, rows
     from dissensus.detection.detector import Detector
+    from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
 
     file_format = _file_format(format, out)
     if batch_size < 1 or (workers is not None and workers < 0):
@@ -89,7 +90,8 @@ def predict(
         if counts.total() == counts["error"]:
             raise DissensusError(f"at least one image must be readable; none of {counts.total():,} is: check the paths")
     seconds = time.monotonic() - start
-    parts = [f"{counts['out']:,} out of distribution"] * (detector.threshold is not None)
+    found = f"{counts[OUT]:,} out of distribution, nothing unusual found in {counts[NOTHING_UNUSUAL]:,}"
+    parts = [found] * (detector.threshold is not None)
     parts += [f"{counts['error']:,} could not be read"] * bool(counts["error"])
     rate = f"{counts.total():,} in {seconds:.1f} s ({counts.total() / seconds:.0f} per second)"
     say(f"{rate}: {', '.join(parts)}" if parts else rate)

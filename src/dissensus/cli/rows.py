@@ -62,12 +62,14 @@ def _csv(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict],
 
 
 def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict], None]:
+    from dissensus.detection.verdicts import NOTHING_UNUSUAL
     from dissensus.features.extraction import one_line
 
     calibrated = detector.threshold is not None
     class_width = max(5, min(24, max(map(len, detector.classes))))
     score_width = max(6, len(detector.score_name))
-    headings = ["verdict", "p-value"] * calibrated
+    verdict_width = len(NOTHING_UNUSUAL)
+    headings = ["verdict".ljust(verdict_width), "p-value"] * calibrated
     headings += [detector.score_name.rjust(score_width), "sure", "class".ljust(class_width), "path"]
     line = "  ".join(headings)
     print(f"{line}\n{'-' * len(line)}", file=file)
@@ -76,7 +78,7 @@ def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict
         if verdict.error:
             print(f"error: {verdict.error}: {one_line(verdict.name)}", file=file, flush=True)
             return
-        cells = [f"{verdict.verdict:>7}", f"{verdict.p_value:7.4f}"] if calibrated else []
+        cells = [verdict.verdict.ljust(verdict_width), f"{verdict.p_value:7.4f}"] if calibrated else []
         cells += [f"{verdict.score:.3f}".rjust(score_width), f"{verdict.confidence:4.0%}"]
         cells += [(verdict.class_name or "")[:class_width].ljust(class_width), one_line(verdict.name)]
         print("  ".join(cells), file=file, flush=True)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.backbones import Backbone
-from dissensus.detection import pretrained
-from dissensus.detection.members import BATCH, Members
+from dissensus.detection import expressions, pretrained
+from dissensus.detection.members import BATCH, Members, Outputs
 from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
-from dissensus.detection.threshold import Identity, Threshold, check_count, combine, score_names
-from dissensus.detection.verdicts import Verdict, Verdicts
+from dissensus.detection.threshold import Identity, Threshold
+from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
 from dissensus.functional import aggregates
 from dissensus.images import ImageSet
@@ -61,7 +61,7 @@ class Detector:
         aggregates.of_kind("logits").check(aggregate)
         self.members = Members(ensemble, backbone, engine)
         self.ensemble, self.backbone_info = ensemble, self.members.backbone_info
-        self.classes = _class_names(classes, ensemble.classes)
+        self.classes = class_names(classes, ensemble.classes)
         self.aggregate, self.threshold = aggregate, threshold
         self.trained_on = dict(trained_on or {})
 
@@ -115,7 +115,8 @@ class Detector:
         if self.threshold is None:
             raise DissensusError("only a calibrated detector can be saved; this one is not: call calibrate first")
         opened = Run.open(run)
-        if Ensemble.load(opened.ensemble_folder).fingerprint != self.ensemble.fingerprint:
+        there, names = self._identity_of(Ensemble.load(opened.ensemble_folder)), self.threshold.scores
+        if there.using(names) != self.identity.using(names):
             raise RunError(f"a calibration is saved with its own run; {run} holds another ensemble: choose its folder")
         self.threshold.save(opened.folder, self.identity)
 
@@ -132,13 +133,17 @@ class Detector:
 
     @property
     def identity(self) -> Identity:
-        """Fingerprints of what a calibration depends on: the members and the backbone."""
-        return Identity(ensemble=self.ensemble.fingerprint, backbone=(self.backbone_info or {}).get("fingerprint"))
+        """Fingerprints of what a calibration depends on: the members, the backbone and the fitted scores."""
+        return self._identity_of(self.ensemble)
+
+    def _identity_of(self, ensemble: Ensemble) -> Identity:
+        backbone = (self.backbone_info or {}).get("fingerprint")
+        return Identity(ensemble=ensemble.fingerprint, backbone=backbone, scores=ensemble.score_digests)
 
     @property
     def score_name(self) -> str:
-        """Name of the score; several are joined by +."""
-        return "pds" if self.threshold is None else self.threshold.name
+        """The score, or the combination of scores, as an expression; without a calibration, a single one."""
+        return expressions.first_score(self.ensemble.fitted) if self.threshold is None else self.threshold.name
 
     def to(self, device: torch.device | str) -> Detector:
         """Move the detector to a device."""
@@ -154,7 +159,7 @@ class Detector:
         self,
         samples: Samples,
         false_alarms: float = 0.05,
-        score: str | Sequence[str] = "pds",
+        score: str | Sequence[str] | None = None,
         *,
         by_class: bool = False,
         progress: bool = False,
@@ -164,7 +169,9 @@ class Detector:
         Args:
             samples: ID samples that were not trained on, in any form that `predict` takes; labels are not used.
             false_alarms: The rate to guarantee for samples like these; see `Threshold.promise`.
-            score: A name in `SCORES`, or several, whose conformal p-values are combined.
+            score: A name in `SCORES`; or several, whose conformal p-values are combined, such as "2*mahalanobis+pds" or
+                a list. None: `DEFAULT_SCORE`, if the ensemble has its fitted scores and there are enough samples for a
+                combination; else the first score of it, else pds.
             by_class: Set one threshold per predicted class, so that the rate holds within each.
             progress: Show a progress bar if stderr is a terminal.
 
@@ -177,9 +184,9 @@ class Detector:
         Warns:
             UserWarning: If the samples are the training data.
         """
-        names = score_names(score)
+        names, weights = expressions.choose(score, self.ensemble.fitted)
         resolved = resolve(samples)
-        check_count(names, len(resolved.source), false_alarms)
+        expressions.check_count(names[:1] if score is None else names, len(resolved.source), false_alarms)
         if isinstance(resolved.source, FeatureSet) and resolved.source.passes > 1:
             raise DataError(
                 f"calibration needs each image once, as in use; these features are {resolved.source.passes} augmented "
@@ -191,13 +198,16 @@ class Detector:
                 "agree most: there will be more false alarms than allowed",
                 stacklevel=2,
             )
-        values, labels = list[Tensor](), list[Tensor]()
-        for logits in self.members.logits(resolved, progress):
-            values.append(torch.stack([combine([name], (), logits) for name in names]))
-            labels.append(self._log_probs(logits).argmax(-1).cpu())
-        by_name = dict(zip(names, torch.cat(values, 1), strict=True))
-        by_label = torch.cat(labels) if by_class else None
-        self.threshold = Threshold.calibrate(by_name, false_alarms, by_label, self.classes)
+        parts, labels = list[Tensor](), list[Tensor]()
+        for outputs in self.members.outputs(resolved, progress):
+            parts.append(torch.stack([value.float() for value in self._values(names, outputs)]))
+            labels.append(self._log_probs(outputs.logits).argmax(-1).cpu())
+        by_name, label = dict(zip(names, torch.cat(parts, 1), strict=True)), torch.cat(labels)
+        fewest = int(torch.bincount(label, minlength=len(self.classes)).min()) if by_class else len(label)
+        if score is None and not expressions.enough(names, fewest, false_alarms):
+            by_name, weights = {names[0]: by_name[names[0]]}, (1.0,)
+        by_label = label if by_class else None
+        self.threshold = Threshold.calibrate(by_name, false_alarms, by_label, self.classes, weights=weights)
         return self
 
     def was_trained_on(self, samples: object) -> bool:
@@ -227,7 +237,7 @@ class Detector:
                 `stream` returns a verdict with an error for such an image and continues.
         """
         resolved = resolve(samples)
-        parts = [self.predict_logits(logits) for logits in self.members.logits(resolved, progress)]
+        parts = [self.predict_outputs(outputs) for outputs in self.members.outputs(resolved, progress)]
         return Verdicts.concatenate(parts).named(resolved.names)
 
     def stream(
@@ -246,40 +256,39 @@ class Detector:
         source = stream_of(samples)
         if isinstance(source, FeatureSet):
             numbers = map(str, itertools.count())
-            for logits in self.members.logits(Resolved(source)):
-                yield from self.predict_logits(logits).named(list(itertools.islice(numbers, logits.shape[1])))
+            for outputs in self.members.outputs(Resolved(source)):
+                names = list(itertools.islice(numbers, len(outputs.features)))
+                yield from self.predict_outputs(outputs).named(names)
             return
         with self.members.encoder.stream(source, batch_size=batch_size, workers=workers) as batches:
             for batch, features in batches:
                 verdicts: Iterator[Verdict] = iter(())
                 if len(features):
                     names = [batch.names[i] for i in batch.readable]
-                    verdicts = iter(self.predict_logits(self.members(features)).named(names))
+                    verdicts = iter(self.predict_outputs(self.members(features)).named(names))
                 for position, name in enumerate(batch.names):
                     reason = batch.errors.get(position)
                     yield next(verdicts) if reason is None else Verdict(name, error=reason)
 
-    def predict_logits(self, logits: Tensor) -> Verdicts:
-        """Return the verdicts that follow from the members' logits (M, B, C)."""
+    def predict_outputs(self, outputs: Outputs) -> Verdicts:
+        """Return the verdicts that follow from the members' logits (M, B, C) and the features (B, ...)."""
+        logits = outputs.logits
         log_probs, label = self._log_probs(logits).max(-1)
         label, confidence, votes = label.cpu(), log_probs.exp().cpu(), logits.argmax(-1).to(torch.int32).cpu()
         rule = self.threshold
         if rule is None:
-            return Verdicts(label, confidence, combine(("pds",), (), logits), votes, self.classes)
-        score = rule.score(logits)
+            return Verdicts(
+                label, confidence, self._values((self.score_name,), outputs)[0].float(), votes, self.classes
+            )
+        score = rule.score(self._values(rule.scores, outputs))
         limit = rule.limits(label)
         p_value = rule.calibrated.p_values(score, label)
         return Verdicts(label, confidence, score, votes, self.classes, p_value, limit, score > limit)
 
+    @torch.inference_mode()
+    def _values(self, names: Sequence[str], outputs: Outputs) -> list[Tensor]:
+        return expressions.values(names, outputs.logits, outputs.features, self.ensemble.fitted)
+
     def _log_probs(self, logits: Tensor) -> Tensor:
         log_probs: Tensor = aggregates.AGGREGATES[self.aggregate](logits)
         return log_probs
-
-
-def _class_names(names: Sequence[str], count: int | None) -> tuple[str, ...]:
-    """Return a name for each of `count` classes; those without one are numbered."""
-    if count is None and not names:
-        raise DissensusError("a custom tail needs the names of its classes; got none: give classes=[...]")
-    if count is not None and len(names) > count:
-        raise DissensusError(f"a class needs a logit; the tail has {count}, got {len(names)} names: check them")
-    return (*names, *(str(c) for c in range(len(names), count or 0)))

@@ -1,10 +1,10 @@
-"""Members: an ensemble behind its frozen trunk, from samples of any form to the logits of every member."""
+"""Members: an ensemble behind its frozen trunk, from samples of any form to features and the logits of every member."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,17 @@ from dissensus.features.encoder import Encoder
 from dissensus.models.ensemble import Ensemble
 
 BATCH = 64  # images
+
+
+class Outputs(NamedTuple):
+    """What scores and predictions are computed from."""
+
+    logits: Tensor  # (M, B, C)
+    features: Tensor  # (B, ...), what the logits were computed from
+
+    def cpu(self) -> Outputs:
+        """The same on the CPU."""
+        return Outputs(self.logits.cpu(), self.features.cpu())
 
 
 class Members:
@@ -61,15 +72,16 @@ class Members:
         return Encoder(self.backbone, self.engine, self.device)
 
     @torch.inference_mode()
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return the logits (M, B, C) of features (B, ...); raise if they are not finite."""
-        logits: Tensor = self.ensemble(features.to(self.device))
+    def __call__(self, features: Tensor) -> Outputs:
+        """Return features (B, ...) with their logits (M, B, C); raise if those are not finite."""
+        features = features.to(self.device)
+        logits: Tensor = self.ensemble(features)
         if not bool(logits.isfinite().all()):
             raise DataError("logits must be finite; some are not: check the features for huge values")
-        return logits
+        return Outputs(logits, features)
 
-    def logits(self, samples: Resolved, progress: bool = False) -> Iterator[Tensor]:
-        """Yield the logits (M, b, C) of samples, batch by batch; raise if an image cannot be read."""
+    def outputs(self, samples: Resolved, progress: bool = False) -> Iterator[Outputs]:
+        """Yield logits (M, b, C) and features (b, ...) of samples by batch; raise if an image cannot be read."""
         source = samples.source
         batches = self._rows(source) if isinstance(source, FeatureSet) else self._encode(source)
         hidden = None if progress else True

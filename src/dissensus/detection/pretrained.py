@@ -85,7 +85,11 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     except UnknownNameError as error:
         raise RunError(f"{folder / CONFIG} names an {error}; register it first, or {REMEDY}") from error
     about = config.backbone
-    identity = Identity(ensemble=config.fingerprint, backbone=None if about is None else about.fingerprint)
+    identity = Identity(
+        ensemble=config.fingerprint,
+        backbone=None if about is None else about.fingerprint,
+        scores=ensemble.score_digests,
+    )
     threshold = Threshold.load(folder, identity, remedy=REMEDY)
     if config.calibrated and threshold is None:
         raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")

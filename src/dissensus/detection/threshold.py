@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dissensus._core import documents, tensors
 from dissensus._core.documents import Document, Part
-from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
+from dissensus._core.errors import DataError, RunError, UnknownNameError
+from dissensus.detection import expressions
 from dissensus.functional import conformal, scores
 from dissensus.functional.conformal import Calibrated
 
@@ -25,20 +26,32 @@ DOCUMENT, TENSORS = "detector.json", "detector.safetensors"
 
 
 class Identity(Part):
-    """What a calibration depends on: fingerprints of the members' weights and of the backbone, if any."""
+    """What a calibration depends on: fingerprints of the members' weights, of the backbone, and of fitted scores."""
 
     ensemble: str
     backbone: str | None
+    scores: dict[str, str]  # name -> digest
+
+    def using(self, names: Sequence[str]) -> Identity:
+        """The same with the fitted scores among `names` only."""
+        return self.model_copy(update={"scores": {name: self.scores[name] for name in names if name in self.scores}})
 
 
 class DetectorDocument(Document):
     """detector.json."""
 
-    format: Literal["dissensus-detector-2"] = "dissensus-detector-2"
+    format: Literal["dissensus-detector-3"] = "dissensus-detector-3"
     scores: Annotated[tuple[str, ...], Field(min_length=1)]
+    weights: tuple[Annotated[float, Field(gt=0)], ...]  # of the scores
     false_alarms: Annotated[float, Field(gt=0, lt=1)]
     parts: Annotated[int, Field(ge=1, le=2**31)]  # 1, or one for each class
     calibrated_for: Identity
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> DetectorDocument:
+        if len(self.weights) != len(self.scores):
+            raise ValueError(f"weights: every one of {len(self.scores)} scores needs one")
+        return self
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,6 +60,7 @@ class Threshold:
 
     Attributes:
         scores: Names of the scores; several are combined by `conformal.evidence`.
+        weights: The weight of each score in the combination.
         false_alarms: The share of ID samples that may be called out.
         calibrated: The calibration scores, for all samples or for each predicted class.
         references: Where several scores are combined, the values of each on half of the samples, ascending. The other
@@ -54,6 +68,7 @@ class Threshold:
     """
 
     scores: tuple[str, ...]
+    weights: tuple[float, ...]
     false_alarms: float
     calibrated: Calibrated
     references: tuple[Tensor, ...] = ()
@@ -65,6 +80,8 @@ class Threshold:
         false_alarms: float,
         labels: Tensor | None = None,
         classes: Sequence[str] = (),
+        *,
+        weights: Sequence[float] | None = None,
     ) -> Threshold:
         """Calibrate on the scores of held-out ID samples.
 
@@ -73,10 +90,12 @@ class Threshold:
             false_alarms: The share of ID samples that may be called out.
             labels: Predicted labels (n,), for one limit per class.
             classes: Names of the classes, for one limit per class.
+            weights: The weight of each score in the combination; None: 1.
 
         Raises:
             DissensusError: If the rate is not in (0, 1), or needs more samples.
         """
+        weights = (1.0,) * len(values) if weights is None else tuple(weights)
         each = [value.float() for value in values.values()]
         references: tuple[Tensor, ...] = ()
         final = each[0]
@@ -85,9 +104,10 @@ class Threshold:
             order = torch.randperm(len(final), generator=torch.Generator().manual_seed(0))
             first, second = order[::2], order[1::2]
             references = tuple(v[first].sort().values for v in each)
-            final = conformal.evidence(references, [v[second] for v in each])
+            final = conformal.evidence(references, [v[second] for v in each], weights)
             labels = None if labels is None else labels[second]
-        threshold = cls(tuple(values), false_alarms, Calibrated.of(final, labels, len(classes)), references)
+        calibrated = Calibrated.of(final, labels, len(classes))
+        threshold = cls(tuple(values), tuple(weights), false_alarms, calibrated, references)
         threshold.calibrated.check(false_alarms, classes)
         return threshold
 
@@ -99,9 +119,9 @@ class Threshold:
             rule = f"out if {self.name} > {low:.4g} to {high:.4g} by predicted class"
         return f"Threshold({rule}; {100 * self.false_alarms:.3g}% false alarms, n = {self.calibrated.count:,})"
 
-    def score(self, logits: Tensor) -> Tensor:
-        """Return the score of each sample: (M, B, C) -> (B,), higher = more OOD."""
-        return combine(self.scores, self.references, logits)
+    def score(self, values: Sequence[Tensor]) -> Tensor:
+        """Return the score of each sample from the values of `scores`: (B,) each -> (B,) float32, higher = more OOD."""
+        return expressions.combine(values, self.references, self.weights)
 
     def limits(self, labels: Tensor) -> Tensor:
         """Return the score above which a sample of each predicted label is out: (B,) -> (B,)."""
@@ -119,8 +139,8 @@ class Threshold:
 
     @property
     def name(self) -> str:
-        """Names of the scores, joined by +."""
-        return "+".join(self.scores)
+        """The scores as an expression, such as 2*mahalanobis+pds."""
+        return expressions.expression(self.scores, self.weights)
 
     @property
     def promise(self) -> str:
@@ -141,9 +161,10 @@ class Threshold:
         tensors.write(folder / TENSORS, values)
         document = DetectorDocument(
             scores=self.scores,
+            weights=self.weights,
             false_alarms=self.false_alarms,
             parts=len(self.calibrated.values),
-            calibrated_for=identity,
+            calibrated_for=identity.using(self.scores),
         )
         documents.write(folder / DOCUMENT, document)
 
@@ -153,32 +174,30 @@ class Threshold:
 
         Args:
             folder: The folder.
-            identity: The ensemble and backbone that it will be used with.
+            identity: The ensemble, backbone and fitted scores that it will be used with.
             remedy: What the user can do if it cannot be used; by default, to calibrate again.
 
         Returns:
             The threshold, or None if the folder has none.
 
         Raises:
-            RunError: If it is damaged, or was calibrated for another ensemble or backbone.
+            RunError: If it is damaged, or was calibrated for another ensemble, backbone or fitted score.
         """
         if not (folder / DOCUMENT).exists():
             return None
         remedy = remedy or f"calibrate again: dissensus calibrate {folder} --id SAMPLES"
         document = documents.read(DetectorDocument, folder / DOCUMENT, remedy=remedy)
-        for kind, expected in identity:
-            if getattr(document.calibrated_for, kind) != expected:
-                raise RunError(
-                    f"a calibration holds for the {kind} it was made with; {folder} has another now: {remedy}"
-                )
         try:
             scores.SCORES.check(*document.scores)
         except UnknownNameError as error:
             raise RunError(f"{folder / DOCUMENT} names an {error}; register it first, or {remedy}") from error
+        if kind := _difference(document.calibrated_for, identity, document.scores):
+            raise RunError(f"a calibration holds for the {kind} it was made with; {folder} has another now: {remedy}")
         values = tensors.read(folder / TENSORS, remedy=remedy)
         count = len(document.scores)
         threshold = cls(
             document.scores,
+            document.weights,
             document.false_alarms,
             Calibrated(_ascending(folder / TENSORS, values, "calibration", document.parts, remedy)),
             _ascending(folder / TENSORS, values, "reference", count if count > 1 else 0, remedy),
@@ -188,6 +207,17 @@ class Threshold:
         except DataError as error:
             raise RunError(f"{folder / DOCUMENT} and {TENSORS} do not fit ({error}); {remedy}") from error
         return threshold
+
+
+def _difference(made_for: Identity, now: Identity, names: Sequence[str]) -> str | None:
+    """What has changed since a calibration of these scores was made."""
+    for kind in ("ensemble", "backbone"):
+        if getattr(made_for, kind) != getattr(now, kind):
+            return kind
+    before, after = made_for.scores, now.scores
+    fitted = [name for name in names if scores.is_fitted(name)]
+    changed = [name for name in fitted if name not in before or before[name] != after.get(name)]
+    return f"fitted score {changed[0]}" if changed else None
 
 
 def _ascending(path: Path, values: Mapping[str, Tensor], kind: str, count: int, remedy: str) -> tuple[Tensor, ...]:
@@ -200,37 +230,3 @@ def _ascending(path: Path, values: Mapping[str, Tensor], kind: str, count: int, 
         if value.dtype != torch.float32 or value.ndim != 1 or bool(value.isnan().any()):
             raise RunError(f"{path} is damaged ({name} is not a vector of float32 numbers): {remedy}")
     return tuple(values[name].sort().values for name in names)
-
-
-def combine(names: Sequence[str], references: Sequence[Tensor], logits: Tensor) -> Tensor:
-    """Return one score as it is, several as the evidence of their p-values among `references`: (M, B, C) -> (B,)."""
-    values = [scores.SCORES[name](logits).float().cpu() for name in names]
-    return conformal.evidence(references, values) if len(names) > 1 else values[0]
-
-
-def check_count(names: Sequence[str], count: int, false_alarms: float) -> None:
-    """Raise if `count` samples are too few to calibrate these scores at this rate."""
-    conformal.check_rate(false_alarms)
-    halves = min(2, len(names))
-    if count < (least := halves * conformal.needed(false_alarms)):
-        why = ", half of them to rank the scores" if halves > 1 else ""
-        raise DataError(
-            f"a false-alarm rate of {false_alarms:g} needs {least} calibration samples{why}; got {count}: give more, "
-            "or allow more false alarms"
-        )
-
-
-def score_names(score: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of scores given as one, as several, or joined by + or commas.
-
-    Raises:
-        DissensusError: If one is unknown or given twice, or there is none.
-    """
-    given = score.replace("+", ",").split(",") if isinstance(score, str) else score
-    names = tuple(name.strip() for name in given)
-    scores.SCORES.check(*names)
-    if len(set(names)) < len(names):
-        raise DissensusError(f"scores to combine must differ; got {', '.join(names)}: name each once")
-    if not names:
-        raise DataError("a detector needs a score; got none: try pds")
-    return names

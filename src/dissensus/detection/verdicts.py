@@ -11,6 +11,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from dissensus._core.errors import DissensusError
+
+# A sample that is not called out may still be OOD: no score sees everything.
+OUT, NOTHING_UNUSUAL = "out", "nothing unusual"
+
 SHOWN = 8  # rows of a printed or rendered table
 
 
@@ -24,7 +29,7 @@ class Verdict:
         confidence: Probability of that class.
         score: OOD score, higher = more OOD.
         p_value: How unusual the score is among ID samples; None if the detector is not calibrated.
-        out: Whether the sample is out of distribution; None if the detector is not calibrated.
+        out: Whether the sample is called out of distribution; None if the detector is not calibrated.
         votes: Each member's class.
         error: Why the sample could not be read; everything but the name is empty then.
     """
@@ -41,8 +46,8 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """ "in", "out", or "" if the detector is not calibrated."""
-        return "" if self.out is None else "out" if self.out else "in"
+        """ "out", "nothing unusual", or "" if the detector is not calibrated."""
+        return "" if self.out is None else OUT if self.out else NOTHING_UNUSUAL
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -134,12 +139,12 @@ class Verdicts:
 
     @property
     def summary(self) -> str:
-        """How many samples there are, and how many are in and out, in a few words."""
+        """How many samples there are, and in how many something unusual was found, in a few words."""
         count = f"{len(self):,} sample{'s' * (len(self) != 1)}"
         if self.out is None:
             return f"{count}, not calibrated: scores, but no verdicts"
         out = int(self.out.sum())
-        return f"{count}: {len(self) - out:,} in, {out:,} out of distribution"
+        return f"{count}: {out:,} out of distribution, nothing unusual found in {len(self) - out:,}"
 
     def _head(self) -> pd.DataFrame:
         """Return the first rows, with numbers rounded for reading and without empty columns."""
@@ -166,3 +171,12 @@ def frame(verdicts: Iterable[Verdict], members: int) -> pd.DataFrame:
     names = [f"member {m + 1}" for m in range(members)]
     rows = [v.as_dict() | dict(zip(names, v.votes or (None,) * members, strict=False)) for v in verdicts]
     return pd.DataFrame(rows)
+
+
+def class_names(names: Sequence[str], count: int | None) -> tuple[str, ...]:
+    """Return a name for each of `count` classes; those without one are numbered."""
+    if count is None and not names:
+        raise DissensusError("a custom tail needs the names of its classes; got none: give classes=[...]")
+    if count is not None and len(names) > count:
+        raise DissensusError(f"a class needs a logit; the tail has {count}, got {len(names)} names: check them")
+    return (*names, *(str(c) for c in range(len(names), count or 0)))

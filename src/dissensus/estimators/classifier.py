@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -28,8 +27,9 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.options import documented, listed
+from dissensus.detection import expressions
 from dissensus.detection.threshold import Threshold
-from dissensus.evaluation import predictions
+from dissensus.estimators._outputs import Floats, outputs, values
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, scores
 from dissensus.models import tails
@@ -46,8 +46,6 @@ UPDATES, PASSES = 400, 8
 OPTIONS = [
     each._replace(default=TABLES.get(each.name, each.default)) for each in listed(TrainOptions) if each.name in TUNABLE
 ]
-
-Floats = NDArray[np.floating[Any]]
 
 
 @documented(OPTIONS)
@@ -72,7 +70,9 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         norm: what a member does to samples first: l2, layer or none; None: l2 for linear, none for mlp.
         standardize: give every feature mean 0 and variance 1 over the training samples first, as the learning rate
             assumes. Harmless after a StandardScaler; turn it off where features' scales have a meaning.
-        score_name: which score `ood_score` is, see `SCORES`.
+        score_name: which score `ood_score` is, see `SCORES`: a name, or several whose conformal p-values on held-out
+            samples are combined, such as "2*mahalanobis+pds". None: mahalanobis and pds, where enough samples are held
+            out for a combination; else mahalanobis, or pds where distances cannot be fitted.
         false_alarms: share of ID samples that `is_ood` may call out.
         calibration: share of the training samples held out for the threshold; 0: none.
         random_state: decides the held-out samples, initial weights, batches and draws.
@@ -87,7 +87,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ensemble_: the trained `Ensemble`, over standardised features.
         scaler_: the fitted StandardScaler, or None.
         threshold_: the `Threshold`, whose `promise` says what to expect; None where nothing was held out.
-        score_name_: the score that it is of.
+        score_name_: the score, or the combination of scores, that it is of.
         n_samples_fit_: training samples with a weight above 0, held-out ones included.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
     """
@@ -100,7 +100,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tail: str = "linear",
         norm: str | None = None,
         standardize: bool = True,
-        score_name: str = "pds",
+        score_name: str | None = None,
         false_alarms: float = 0.05,
         calibration: float = 0.2,
         random_state: int | RandomState | None = None,
@@ -163,12 +163,18 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ensemble = Ensemble(partial(tails.create, self.tail, x.shape[1], len(classes), self.norm), self.members, seed)
         features = FeatureSet.from_arrays(x, labels[kept])
         options = self._options(len(kept), seed)
-        train.fit(ensemble, features, self.method, options, sample_weight=weight, progress=False, fabric=self._fabric())
+        train.fit(
+            ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(), progress=False,
+            fabric=self._fabric(),
+        )  # fmt: skip
+        names, weights = expressions.choose(self.score_name, ensemble.fitted)
+        if self.score_name is None and not expressions.enough(names, len(held_out), self.false_alarms):
+            names, weights = names[:1], (1.0,)
         self.classes_, self.scaler_, self.n_samples_fit_ = classes, scaler, len(used)
-        self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), self.score_name, None
+        self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), expressions.expression(names, weights), None
         if len(held_out):
-            held_out_scores = {self.score_name: torch.from_numpy(self._ood_score(samples[held_out]))}
-            self.threshold_ = Threshold.calibrate(held_out_scores, self.false_alarms)
+            by_name = dict(zip(names, self._values(samples[held_out]), strict=True))
+            self.threshold_ = Threshold.calibrate(by_name, self.false_alarms, weights=weights)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -187,8 +193,14 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def ood_score(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the score of `score_name` for each sample: (n, d) -> (n,), higher = more OOD."""
-        return self._ood_score(self._checked(X))
+        """Return the score of each sample: (n, d) -> (n,), higher = more OOD.
+
+        It is that of `score_name_`; of several scores, the evidence of their p-values among held-out samples.
+
+        Raises:
+            DataError: if `score_name` combines scores, and `fit` held out too few samples for that.
+        """
+        return self._ood_score(self._checked(X), "ood_score")
 
     def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return minus `ood_score`: higher = more normal, as in scikit-learn's outlier detectors."""
@@ -205,18 +217,19 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         checked = self._checked(X)
         if self.threshold_ is None:
-            needed = conformal.needed(self.false_alarms)
-            enough = max(math.ceil(needed / self.calibration), needed + len(self.classes_)) if self.calibration else 0
-            remedy = (
-                f"fit on {enough} or more, or raise calibration or false_alarms" if enough else "try calibration=0.2"
-            )
-            raise DataError(
-                f"is_ood at false_alarms={self.false_alarms:g} needs {needed} held-out samples; "
-                f"calibration={self.calibration:g} of {self.n_samples_fit_} samples are fewer: {remedy}"
-            )
+            raise self._too_few("is_ood")
         limit = self.threshold_.calibrated.thresholds(self.threshold_.false_alarms)
-        out: NDArray[np.bool_] = (torch.from_numpy(self._ood_score(checked)).float() > limit).numpy()
+        out: NDArray[np.bool_] = (torch.from_numpy(self._ood_score(checked, "is_ood")).float() > limit).numpy()
         return out
+
+    def _too_few(self, what: str) -> DataError:
+        needed = self._needed()
+        enough = max(math.ceil(needed / self.calibration), needed + len(self.classes_)) if self.calibration else 0
+        remedy = f"fit on {enough} or more, or raise calibration or false_alarms" if enough else "try calibration=0.2"
+        return DataError(
+            f"{what} at false_alarms={self.false_alarms:g} needs {needed} held-out samples; "
+            f"calibration={self.calibration:g} of {self.n_samples_fit_} samples are fewer: {remedy}"
+        )
 
     def _check_parameters(self) -> None:
         """Raise for parameters that `dissensus.fit` does not check, or explains in other words."""
@@ -226,7 +239,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{self.method} needs a set to disagree on, which fit(X, y) does not take: "
                 f"use method='sed-{self.method}', or dissensus.fit with disagreement="
             )
-        scores.SCORES.check(self.score_name)
+        if self.score_name is not None:
+            expressions.score_names(self.score_name)
         conformal.check_rate(self.false_alarms)
         if not 0 <= self.calibration < 1:
             raise DissensusError(
@@ -238,7 +252,17 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         order = random.permutation(len(labels))
         first_of_class = np.unique(labels[order], return_index=True)[1]
         drawn = np.delete(order, first_of_class)[: math.floor(round(self.calibration * len(labels), 9))]
-        return drawn if len(drawn) >= conformal.needed(self.false_alarms) else drawn[:0]
+        return drawn if len(drawn) >= self._needed() else drawn[:0]
+
+    def _needed(self) -> int:
+        """How many held-out samples the threshold needs: of the default score, at least those of a single one."""
+        names = ("",) if self.score_name is None else expressions.score_names(self.score_name)[0]
+        return expressions.needed(names, self.false_alarms)
+
+    def _fitted_names(self) -> list[str]:
+        """The scores to fit to the training samples."""
+        names, _ = expressions.score_names(self.score_name or expressions.DEFAULT_SCORE)
+        return [name for name in names if scores.is_fitted(name)]
 
     def _options(self, samples: int, seed: int) -> TrainOptions:
         """The options of `dissensus.fit`."""
@@ -262,25 +286,23 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checked: Floats = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return checked
 
-    @torch.inference_mode()
-    def _logits(self, X: Floats) -> Iterator[Tensor]:
-        """Members' logits (M, b, C), batch by batch; in float64, so that they do not depend on the batch."""
-        params = {name: value.double() for name, value in self.ensemble_.stacked().items()}
-        size = predictions.batch_size(self.ensemble_, X.shape[1:])
-        for start in range(0, len(X), size):
-            x = X[start : start + size].astype(np.float64)
-            x = x if self.scaler_ is None else self.scaler_.transform(x)
-            logits = self.ensemble_.run(params, torch.from_numpy(x))
-            if not logits.isfinite().all():
-                raise DataError(f"values are too large; rows {start} to {start + len(x) - 1} have no finite logits")
-            yield logits
-
     def _mean_logits(self, X: ArrayLike) -> NDArray[np.float64]:
-        return _array(torch.cat([logits.mean(0) for logits in self._logits(self._checked(X))]))
+        checked = self._checked(X)
+        batches = outputs(self.ensemble_, self.scaler_, checked)
+        return _array(torch.cat([logits.mean(0) for logits, _ in batches]))
 
-    def _ood_score(self, X: Floats) -> NDArray[np.float64]:
-        score = scores.SCORES[self.score_name_]
-        return _array(torch.cat([score(logits).double() for logits in self._logits(X)]))
+    def _values(self, X: Floats) -> list[Tensor]:
+        """The values (n,) of each score in `score_name_`."""
+        names, _ = expressions.score_names(self.score_name_)
+        return values(self.ensemble_, self.scaler_, X, names)
+
+    def _ood_score(self, X: Floats, what: str) -> NDArray[np.float64]:
+        each = self._values(X)
+        if len(each) == 1:
+            return _array(each[0])
+        if self.threshold_ is None:
+            raise self._too_few(what)
+        return _array(self.threshold_.score(each).double())
 
 
 def _signature() -> inspect.Signature:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import pandas as pd
 from tqdm import tqdm
 
-from dissensus._core.errors import DataError, some
+from dissensus._core.errors import DataError, DissensusError, some
 from dissensus.evaluation.predictions import Predictions, make_soups, predict
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet, check_backbone
@@ -42,7 +42,7 @@ def evaluate(
         classes: names of the classes trained on; labelled sets with other names raise. None: not checked.
         backbone: what the run recorded of the trunk trained on; features of another raise. None: not checked.
         held_out: labelled features, not of the test sets, on which the greedy soup is chosen; None: no greedy soup.
-        score_names: which scores; None: all.
+        score_names: which scores; None: all of logits, and the fitted ones that the ensemble has.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
         progress: show a progress bar when stderr is a terminal.
 
@@ -52,7 +52,7 @@ def evaluate(
 
     Raises:
         DataError: if the sets do not fit the ensemble or one another.
-        UnknownNameError: if a score is unknown.
+        DissensusError: if a score is unknown, or one of features that the ensemble does not have.
     """
     predictions = predict_sets(
         ensemble, sets, classes=classes, backbone=backbone, held_out=held_out, score_names=score_names,
@@ -77,7 +77,7 @@ def predict_sets(
     for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
         check_backbone(backbone, s.features, s.name)
         _check_set(ensemble, s, classes)
-    names = [scores.SCORES[name].__name__ for name in score_names] if score_names else list(scores.SCORES)
+    names = _score_names(ensemble, score_names)
     names += [name for name in ("pds", "unique") if name not in names]
     soups = make_soups(ensemble, held_out)
     bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
@@ -103,6 +103,20 @@ def measure(
     ]
     frame = pd.DataFrame(rows).assign(**{name: described[name] for name in ABOUT if name != "members"})
     return frame.assign(members=members)[list(COLUMNS)]
+
+
+def _score_names(ensemble: Ensemble, given: Sequence[str] | None) -> list[str]:
+    """The scores to compute, each once; raise if one is unknown or not fitted."""
+    if not given:
+        fitted = [name for name in ensemble.fitted if name not in scores.SCORES]  # known by pattern, not by name
+        return [name for name in scores.SCORES if not scores.is_fitted(name) or name in ensemble.fitted] + fitted
+    for name in given:
+        if scores.is_fitted(name) and name not in ensemble.fitted:
+            raise DissensusError(
+                f"score {name!r} must be fitted to training features; this ensemble does not have it: train it again, "
+                "or leave it out"
+            )
+    return list(dict.fromkeys(given))
 
 
 def _check(sets: Sequence[SuiteSet], protocol: str) -> None:

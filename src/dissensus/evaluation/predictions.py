@@ -80,7 +80,7 @@ def predict(
             batch = x.to(device)
             logits = ensemble(batch)
             for name in score_names:
-                parts[name].append(scores.SCORES[name](logits).cpu())
+                parts[name].append(scores.compute(name, logits, batch, ensemble.fitted).cpu())
             seen = aggregates.restrict(logits, subset) if masked and subset is not None else logits
             classes = torch.as_tensor(subset) if masked else torch.arange(logits.shape[-1])
             log_probs, places = aggregates.prediction(seen).max(-1)

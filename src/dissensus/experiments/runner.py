@@ -27,7 +27,7 @@ from dissensus.features import FeatureSet
 from dissensus.functional import aggregates, conformal, metrics, scores
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.models.ensemble import Ensemble
-from dissensus.training import METHODS, Run, TrainOptions, fit, new_ensemble
+from dissensus.training import METHODS, Run, TrainOptions, fit, fit_scores, new_ensemble
 from dissensus.training.options import MEMBERS
 
 
@@ -85,7 +85,8 @@ def run_job(
         suite: what to train and evaluate on.
         folder: the run folder. A finished run in it is not trained again, and its values are not measured again
             unless a set, a score, a metric or an aggregate has changed.
-        keep: whether to keep the predictions for a report, or the values only.
+        keep: whether to keep the predictions for a report, or the values only; of a run that is not calibrated, those
+            without the fitted scores.
         calibrate: set a threshold on the held-out set, if it is large enough and the run has none.
         progress: show progress bars when stderr is a terminal.
         fabric: Lightning Fabric, launched, for other devices or several processes.
@@ -101,6 +102,8 @@ def run_job(
     )  # fmt: skip
     frame = evaluated(folder, suite) if first else None
     if frame is None:
+        if not ensemble.fitted:  # a run of which only the values were kept
+            fit_scores(ensemble, suite.train)
         frame = saved.evaluate_run(
             Run.open(folder), ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out,
             keep=keep if first else "nothing", inputs=_inputs(suite), progress=progress and first,
@@ -109,6 +112,9 @@ def run_job(
     if calibrate and first and can_calibrate(suite) and not (folder / "detector.json").exists():
         assert suite.held_out is not None
         Detector.load(folder).calibrate(suite.held_out, FALSE_ALARMS).save(folder)
+    if first and keep == "values" and not calibrate:  # large, and their values are known
+        ensemble.fitted = {}
+        ensemble.save(folder / "ensemble")
     return frame
 
 

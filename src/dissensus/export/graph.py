@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from dissensus._core.errors import DissensusError
 from dissensus.backbones.engines import FromPixels
 from dissensus.detection.detector import Detector
 from dissensus.detection.threshold import Threshold
-from dissensus.functional import aggregates, scores
+from dissensus.functional import aggregates, conformal, scores
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
@@ -83,6 +84,8 @@ class Rule(nn.Module):
             p_values = (1 + n - torch.arange(n + 1)).double() / (n + 1)  # by the number of lower scores
             self.register_buffer(f"reference{i}", reference)
             self.register_buffer(f"evidence{i}", -p_values.log())
+            self.register_buffer(f"scale{i}", torch.tensor(conformal.tail_scale(reference), dtype=torch.float64))
+        self.weights = threshold.weights
 
     def forward(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(M, B, C) and (B,) -> three of (B,): float, float, bool."""
@@ -96,13 +99,26 @@ class Rule(nn.Module):
     def _score(self, values: list[Tensor]) -> Tensor:
         if len(values) == 1:
             return values[0]
-        lower = [_lower(getattr(self, f"reference{i}")[None], value) for i, value in enumerate(values)]
-        return torch.stack([getattr(self, f"evidence{i}")[rank] for i, rank in enumerate(lower)]).sum(0).float()
+        return (
+            torch.stack([self.weights[i] * self._evidence(i, value) for i, value in enumerate(values)]).sum(0).float()
+        )
+
+    def _evidence(self, i: int, value: Tensor) -> Tensor:
+        """`conformal.Evidence` of score i: (B,) -> (B,) float64."""
+        reference, table, scale = (getattr(self, f"{name}{i}") for name in ("reference", "evidence", "scale"))
+        beyond = (value.double() - reference[-1].double()).clamp(min=0) / scale
+        evidence: Tensor = beyond + table[_lower(reference[None], value)]
+        return evidence
 
 
 def plain(name: str) -> Callable[[Tensor], Tensor]:
     """The score without the chunks that `scores.register` adds."""
     score = scores.SCORES[name]
+    if isinstance(score, type):
+        raise DissensusError(
+            f"an export computes scores of logits; {name} is one of features: calibrate again with --score pds, or "
+            "export to the hub"
+        )
     function: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
     return function
 

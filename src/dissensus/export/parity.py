@@ -14,7 +14,7 @@ from torch import Tensor
 from dissensus._core.errors import DissensusError
 from dissensus.detection.detector import Detector
 from dissensus.detection.threshold import Threshold
-from dissensus.functional import aggregates, conformal, scores
+from dissensus.functional import aggregates, scores
 
 TOLERANCE = 1e-4
 
@@ -42,12 +42,12 @@ def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> 
 def _bounds(rule: Threshold | None, logits: Tensor) -> tuple[Tensor, Tensor]:
     """The lowest and the highest combined score, each (B,), of scores within the tolerance."""
     names = ("pds",) if rule is None else rule.scores
-    values = [scores.SCORES[name](logits).float() for name in names]
+    values = [scores.of_logits()[name](logits).float() for name in names]
     slack = [TOLERANCE * value.abs().clamp(min=1) for value in values]
     low, high = ([v + sign * s for v, s in zip(values, slack, strict=True)] for sign in (-1, 1))
     if rule is None or len(names) == 1:
         return low[0], high[0]
-    return conformal.evidence(rule.references, low), conformal.evidence(rule.references, high)
+    return rule.score(low), rule.score(high)
 
 
 def _close(name: str, got: Tensor, expected: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dissensus._core.errors import DissensusError, ShapeError
-from dissensus.models import saved, stacked, tails
+from dissensus.functional.fitted import FittedScore
+from dissensus.models import fitted, saved, stacked, tails
 
 Tail = nn.Module | Callable[[], nn.Module]
 
@@ -29,6 +30,10 @@ class Ensemble(nn.Module):
         members: Number of members, M.
         seed: Decides the members' initial weights; those of member i depend on `seed` and i only, not on M.
         init: "random" initialises each member independently; "template" copies the template's weights.
+
+    Attributes:
+        fitted: Scores that were fitted to the training features, by name; set by `fit`, saved with the ensemble.
+            They are not parameters: neither `state_dict` nor `fingerprint` holds them.
 
     >>> ensemble = Ensemble(tails.create("linear", 64, 10), members=5, seed=0)
     >>> ensemble(torch.zeros(8, 64)).shape
@@ -49,6 +54,7 @@ class Ensemble(nn.Module):
             raise DissensusError(f"init must be 'random' or 'template'; got {init!r}")
         self.seed = seed
         self.method: str | None = None  # set by `fit`
+        self.fitted: MutableMapping[str, FittedScore] = {}
         template = copy.deepcopy(tail) if isinstance(tail, nn.Module) else _initialised(tail, seed, 0)
         _check_running_statistics(template)
         # The stacked tensors live in a module of the tail's own structure, hence under the tail's own names.
@@ -82,6 +88,11 @@ class Ensemble(nn.Module):
         for value in self.state_dict().values():
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
+
+    @property
+    def score_digests(self) -> dict[str, str]:
+        """A sha256 of the state of each fitted score, by name."""
+        return fitted.digests(self.fitted)
 
     @property
     def about(self) -> dict[str, Any] | None:
@@ -170,7 +181,9 @@ class Ensemble(nn.Module):
                 stacked[i].copy_(value)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `ensemble.safetensors` and `ensemble.json` into `folder`, each atomically.
+        """Write `ensemble.safetensors`, `ensemble.json` and, if there are fitted scores, `scores.safetensors`.
+
+        Each is written atomically; the folder is created.
 
         Raises:
             RunError: If they cannot be written.
@@ -182,19 +195,21 @@ class Ensemble(nn.Module):
             method=self.method,
             tail=None if about is None else saved.TailInfo(**about),
             module=f"{type(self.tail).__module__}.{type(self.tail).__qualname__}",
+            scores={},
         )
-        saved.write(Path(folder), info, self.tail.state_dict())
+        saved.write(Path(folder), info, self.tail.state_dict(), self.fitted)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], tail: Tail | None = None) -> Ensemble:
-        """Read what `save` wrote.
+        """Read what `save` wrote; fitted scores are read on first use.
 
         Args:
             folder: The folder that `save` wrote to.
             tail: The tail, if it is not registered in `TAILS`: no code is ever unpickled.
 
         Raises:
-            RunError: If a file is missing, damaged, or does not fit the other or `tail`.
+            RunError: If a file is missing, damaged, or does not fit the other or `tail`; or if a fitted score is not
+                registered.
         """
         folder = Path(folder)
         info, weights = saved.read(folder)
@@ -205,6 +220,7 @@ class Ensemble(nn.Module):
             folder, weights, {name: tuple(value.shape) for name, value in ensemble.tail.state_dict().items()}
         )
         ensemble.tail.load_state_dict(weights)
+        ensemble.fitted = fitted.SavedScores(folder, info.scores)
         return ensemble
 
 

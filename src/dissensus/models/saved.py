@@ -1,4 +1,7 @@
-"""An ensemble on disk: `ensemble.json`, which says how to build it, and its weights in `ensemble.safetensors`."""
+"""An ensemble on disk: `ensemble.json`, which says how to build it, and its weights in `ensemble.safetensors`.
+
+Its fitted scores, if there are any, are in `scores.safetensors`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from torch import Tensor, nn
 from dissensus._core import documents, tensors
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder
-from dissensus.models import tails
+from dissensus.functional.fitted import FittedScore
+from dissensus.models import fitted, tails
 
 INFO = "ensemble.json"
 WEIGHTS = "ensemble.safetensors"
@@ -52,17 +56,21 @@ class EnsembleInfo(documents.Document):
     method: str | None  # None: not trained by `fit`
     tail: TailInfo | None  # None: a module that is not registered
     module: str  # the class of the tail
+    scores: dict[str, str]  # the fitted scores: name -> sha256 of its tensors
 
 
-def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor]) -> None:
-    """Write both files, each atomically."""
+def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor], scores: Mapping[str, FittedScore]) -> None:
+    """Write the files, each atomically; `scores` of the document are those given."""
     make_folder(folder)
     tensors.write(folder / WEIGHTS, weights)
-    documents.write(folder / INFO, info)
+    written = fitted.write(folder, scores)
+    documents.write(folder / INFO, info.model_copy(update={"scores": written}))
+    if not written:
+        (folder / fitted.FILE).unlink(missing_ok=True)  # of an ensemble that was here before
 
 
 def read(folder: Path) -> tuple[EnsembleInfo, dict[str, Tensor]]:
-    """Read both files."""
+    """Read document and weights."""
     info = documents.read(EnsembleInfo, folder / INFO)
     return info, tensors.read(folder / WEIGHTS, remedy="train the ensemble again")
 

@@ -40,7 +40,7 @@ class Result(BaseModel):
     p_value: float | None = Field(
         description="how unusual the score is among held-out images; null if the run is not calibrated"
     )
-    verdict: Literal["in", "out"] | None = Field(description="null if the run is not calibrated")
+    verdict: Literal["out", "nothing unusual"] | None = Field(description="null if the run is not calibrated")
     error: str | None
     votes: list[str] = Field(description="each member's class")
     threshold: float | None = Field(description="the score above which the verdict is out")

@@ -8,14 +8,14 @@ from collections import Counter
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dissensus.detection.verdicts import Verdict
+from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT, Verdict
 from dissensus.serve.neighbours import Neighbours
 from dissensus.serve.service import Inspection, Service
 
 FEW = 10  # members that are listed without a click
 HEADLINES = {
-    "in": ("✓", "In distribution", "Similar to the calibration images."),
-    "out": ("!", "Out of distribution", "Unlike the calibration images: do not rely on the class."),
+    NOTHING_UNUSUAL: ("✓", "Nothing unusual found", "Its score is like those of the calibration images."),
+    OUT: ("!", "Out of distribution", "Unlike the calibration images: do not rely on the class."),
     "": ("?", "No verdict", "This run is not calibrated."),
 }
 CENTRE, RADIUS = (150.0, 142.0), 104.0  # of the gauge
@@ -34,7 +34,7 @@ TEMPLATES = Environment(
 def card(service: Service, inspection: Inspection, rate: float | None = None) -> Markup:
     """Return the card of one image at a false-alarm rate."""
     verdict, limit = service.verdict(inspection, rate)
-    if inspection.logits is None:
+    if inspection.outputs is None:
         return problem(f"{inspection.name}: {verdict.error}")
     rule = service.detector_at(rate).threshold
     dial = Markup()
@@ -56,7 +56,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         classes=service.top_classes(inspection),
         votes=_votes(verdict),
         few=FEW,
-        confidence=inspection.logits.softmax(-1).amax(-1)[:, 0].tolist(),
+        confidence=inspection.outputs.logits.softmax(-1).amax(-1)[:, 0].tolist(),
         among=_among(service.neighbours),
     )
     return Markup(html)
@@ -107,7 +107,7 @@ def gauge(p_value: float, rate: float, count: int) -> Markup:
     ends at 1 / (count + 1), the smallest p-value. Zones differ in pattern as well as in colour.
     """
     needle, mark = _share(p_value, count), _share(rate, count)
-    words = f"p = {p_value:.3g}; {'out' if p_value <= rate else 'in'}: the threshold is at {rate:.3g}"
+    words = f"p = {p_value:.3g}; {OUT if p_value <= rate else NOTHING_UNUSUAL}: the threshold is at {rate:.3g}"
     parts = [
         f'<path class="zone-in" d="{_arc(0, mark)}"/>',
         f'<path class="zone-out" d="{_arc(mark, 1)}"/>',

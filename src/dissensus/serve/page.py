@@ -15,6 +15,7 @@ import gradio as gr
 import pandas as pd
 from markupsafe import Markup
 
+from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
 from dissensus.serve.cards import EMPTY, card, problem
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Inspection, Service
@@ -202,7 +203,9 @@ def _summary(rows: pd.DataFrame) -> str:
     """Return the counts, and the whole table as CSV inside a link, so that no file is stored."""
     errors = int(rows["error"].notna().sum())
     parts = [f"{len(rows):,} {'image' if len(rows) == 1 else 'images'}"]
-    parts += [f"{int((rows['verdict'] == 'out').sum()):,} out of distribution"] * bool(rows["verdict"].notna().any())
+    out, other = (int((rows["verdict"] == verdict).sum()) for verdict in (OUT, NOTHING_UNUSUAL))
+    found = f"{out:,} out of distribution, nothing unusual found in {other:,}"
+    parts += [found] * bool(rows["verdict"].notna().any())
     parts += [f"{errors:,} could not be read"] * bool(errors)
     content = base64.b64encode(rows.to_csv(index=False).encode()).decode()
     link = f"<a download='verdicts.csv' href='data:text/csv;base64,{content}'>Download as CSV</a>"

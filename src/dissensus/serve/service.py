@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 from PIL import Image
-from torch import Tensor
 
 from dissensus._core.errors import DissensusError
 from dissensus.detection.detector import Detector
+from dissensus.detection.members import Outputs
 from dissensus.detection.verdicts import Verdict, frame
 from dissensus.functional import aggregates, conformal
 from dissensus.images import BadImage, decode, thumbnail
@@ -27,7 +27,7 @@ class Inspection:
     """An uploaded file after one forward pass; verdicts at any false-alarm rate follow without another."""
 
     name: str
-    logits: Tensor | None = None  # (M, 1, C); None if the file cannot be read
+    outputs: Outputs | None = None  # of one sample; None if the file cannot be read
     picture: str = ""  # the image as a data URL, if requested
     nearest: tuple[Neighbour, ...] = ()  # training images, if requested and known
     error: str | None = None  # why the file cannot be read
@@ -54,17 +54,17 @@ class Service:
                 return Inspection(name, error=str(error))
             members = self.detector.members
             features = members.encoder.image(image)
-            logits = members(features).cpu()
+            outputs = members(features).cpu()
             if not details:
-                return Inspection(name, logits)
+                return Inspection(name, outputs)
             nearest = self.neighbours.nearest(features[0]) if self.neighbours else ()
-            return Inspection(name, logits, thumbnail(image, PIXELS), nearest)
+            return Inspection(name, outputs, thumbnail(image, PIXELS), nearest)
 
     def verdict(self, inspection: Inspection, rate: float | None = None) -> tuple[Verdict, float | None]:
         """Return the verdict at a false-alarm rate, by default the calibrated one, and the threshold of its score."""
-        if inspection.logits is None:
+        if inspection.outputs is None:
             return Verdict(inspection.name, error=inspection.error), None
-        verdicts = self.detector_at(rate).predict_logits(inspection.logits)
+        verdicts = self.detector_at(rate).predict_outputs(inspection.outputs)
         limit = None if verdicts.threshold is None else float(verdicts.threshold[0])
         return replace(verdicts[0], name=inspection.name), limit
 
@@ -80,8 +80,8 @@ class Service:
 
     def top_classes(self, inspection: Inspection, count: int = 5) -> list[tuple[str, float]]:
         """Return the most probable classes with their probabilities."""
-        assert inspection.logits is not None
-        log_probs = aggregates.AGGREGATES[self.detector.aggregate](inspection.logits)[0]
+        assert inspection.outputs is not None
+        log_probs = aggregates.AGGREGATES[self.detector.aggregate](inspection.outputs.logits)[0]
         probs, labels = log_probs.exp().sort(descending=True)
         pairs = zip(labels[:count].tolist(), probs[:count].tolist(), strict=True)
         return [(self.detector.classes[label], prob) for label, prob in pairs]

@@ -5,3 +5,4 @@ from .methods import Method as Method
 from .options import Settings as Settings
 from .options import TrainOptions as TrainOptions
 from .run import Run as Run
+from .scoring import fit_scores as fit_scores

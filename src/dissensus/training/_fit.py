@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -33,6 +33,7 @@ from dissensus.training.logbook import Logbook
 from dissensus.training.methods import METHODS
 from dissensus.training.options import Settings, TrainOptions
 from dissensus.training.run import Data, Run
+from dissensus.training.scoring import fit_scores, kinds_of
 from dissensus.training.step import Stepper
 
 
@@ -45,6 +46,7 @@ def fit(
     *,
     disagreement: FeatureSet | None = None,
     sample_weight: Values | None = None,
+    scores: Sequence[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: bool = True,
     fabric: Fabric | None = None,
@@ -60,6 +62,7 @@ def fit(
         disagreement: unlabelled features to disagree on, for a2d and divdis.
         sample_weight: relative weight of each training sample, (N,), in its batch's loss and hardness. Only ratios
             matter; a sample of weight zero is left out. With several passes, one weight covers all passes of a sample.
+        scores: fitted scores to keep with the ensemble, see `fit_scores`; None: all, (): none.
         out: run folder for settings, metrics, checkpoints and the trained ensemble; None: nothing is written.
         progress: show a progress bar when stderr is a terminal.
         fabric: Lightning Fabric, launched, for other devices, precisions or several processes.
@@ -80,6 +83,7 @@ def fit(
     options = combine(TrainOptions, options, keywords)
     fabric = fabric or Fabric(devices=1)
     settings = options.resolve(method, len(ensemble), str(fabric.strategy.precision.precision))
+    kinds_of(scores)  # raise now for unknown names, not after training
     pool = Pool.of(features, sample_weight)
     check_data(ensemble, pool.features, disagreement, settings)
     if options.tensorboard and out is None:
@@ -95,13 +99,17 @@ def fit(
         run = _claim(out, settings, _data(ensemble, features, disagreement, pool), options.resume, fabric)
         if run.finished:
             ensemble.method = method
-            ensemble.tail.load_state_dict(Ensemble.load(run.ensemble_folder, ensemble.member(0)).tail.state_dict())
+            loaded = Ensemble.load(run.ensemble_folder, ensemble.member(0))
+            ensemble.tail.load_state_dict(loaded.tail.state_dict())
+            ensemble.fitted = loaded.fitted
             return ensemble.eval()
+    trained_on = pool.features
     elsewhere = None if disagreement is None else Pool(disagreement)
     if METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
         pool, elsewhere = _split_by_confidence(ensemble, pool, settings, options, run, fabric, progress)
     _train(ensemble, pool, elsewhere, settings, options, run, fabric, progress)
     ensemble.method = method
+    fit_scores(ensemble, trained_on, scores, progress=progress, fabric=fabric)
     if run is not None and fabric.is_global_zero:
         ensemble.save(run.ensemble_folder)
         run.finish()
@@ -174,7 +182,9 @@ def _split_by_confidence(
     first = Ensemble(ensemble.member(0), members=1, init="template")
     alone = replace(options.suited("single"), epochs=settings.epochs, active=None, tensorboard=False)
     out = run.folder / "first-stage" if run else None
-    fit(first, train, "single", alone, sample_weight=pool.weight, out=out, progress=progress, fabric=fabric)
+    fit(
+        first, train, "single", alone, sample_weight=pool.weight, scores=(), out=out, progress=progress, fabric=fabric
+    )  # fmt: skip
     first.eval()
     with torch.no_grad():
         parts = [first(x.to(fabric.device))[0].softmax(-1).amax(-1).cpu() for x, _ in train.batches(4096)]
