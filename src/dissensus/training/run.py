@@ -34,6 +34,7 @@ from dissensus.training.options import Settings
 INFO = "run.json"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
+TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
 
 
 class Data(Part):
@@ -102,7 +103,7 @@ class Run:
         wanted = cls(folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions))
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
-        if not folder.exists() or all(is_temporary(path.name) for path in folder.iterdir()):
+        if not folder.exists() or all(is_temporary(path.name) or path.name in TUNING for path in folder.iterdir()):
             make_folder(folder)
             remove_temporaries(folder)
             documents.write(folder / INFO, wanted.info)
