@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from dissensus.adaptation.tuned import DOCUMENT, TABLE, WORK, Chosen, Tuned, Tun
 from dissensus.detection import expressions
 from dissensus.detection.detector import Detector
 from dissensus.detection.expressions import DEFAULT_SCORE
-from dissensus.features import FeatureSet
+from dissensus.features import FeatureSet, check_backbone
 from dissensus.functional import conformal
 from dissensus.images import ImageSet
 from dissensus.training import fit
@@ -87,7 +87,8 @@ def tune(
         held, rows = splits.divide(labels, calibration, seed)
         _check_count(len(held), len(features), calibration, false_alarms)
         train, calibrate = features.subset(rows), features.subset(held)
-    _check_count(len(calibrate), len(calibrate), 1, false_alarms)
+    else:
+        _check_held_out(features, calibrate, false_alarms)
     plan = key_of(
         [features.fingerprint, held_out and held_out.fingerprint, images and images.fingerprint],
         [members, seed, calibration, DEFAULT_SCORE, [each.settings for each in candidates(train)]],
@@ -130,6 +131,22 @@ def _check_count(count: int, total: int, share: float, false_alarms: float) -> N
             f"a false-alarm rate of {false_alarms:g} needs {needed} samples to calibrate on; got {count}{part}: add "
             "samples, or allow more false alarms"
         )
+
+
+def _check_held_out(features: FeatureSet, held_out: FeatureSet, false_alarms: float) -> None:
+    """Raise now for what calibration would raise after the search."""
+    check_backbone(features.provenance.get("backbone"), held_out, "the held-out set")
+    if held_out.shape != features.shape:
+        raise DataError(
+            f"held-out features must be like the training features, {features.shape}; got {held_out.shape}: extract "
+            "both with the same backbone"
+        )
+    if held_out.passes > 1:
+        raise DataError(
+            f"calibration needs each image once, as in use; the held-out features are {held_out.passes} augmented "
+            "passes: extract them without --augment"
+        )
+    _check_count(len(held_out), len(held_out), 1, false_alarms)
 
 
 @contextlib.contextmanager
@@ -189,7 +206,7 @@ def _search(
             features, images, chosen, folder / "stand-ins", seed=seed, progress=progress, notify=notify
         )
         starts = np.cumsum([0, *map(len, places)])
-        for number, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             views[number] = {name: each.subset(slice(start, stop)) for name, each in made.items()}
     usable = [n for n, fold in enumerate(folds) if len(fold.outside) or views[n]]
     bench = Bench(

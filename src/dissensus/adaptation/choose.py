@@ -68,8 +68,11 @@ def choose(entries: Sequence[Entry]) -> Choice:
     if INCUMBENT not in allowed:
         base = max((usual[candidate] for candidate in allowed), key=lambda entry: entry.ranked.mean)
     possible = [entry for entry in entries if entry.candidate in allowed and eligible(entry.score)]
-    better = [entry for entry in possible if _gains(entry, base)]
-    chosen = max(better, key=lambda entry: entry.ranked.mean, default=base)
+    # the score first: another ensemble must gain beyond what the default one has with its best score
+    alike = [entry for entry in possible if entry.candidate == base.candidate and _gains(entry, base)]
+    chosen = max(alike, key=lambda entry: entry.ranked.mean, default=base)
+    better = [entry for entry in possible if _gains(entry, chosen)]
+    chosen = max(better, key=lambda entry: entry.ranked.mean, default=chosen)
     best = max(possible, key=lambda entry: entry.ranked.mean, default=base)
     sentences = [_why(chosen, base, usual[INCUMBENT], best), *_enough(chosen, entries)]
     return Choice(chosen, base, " ".join(sentences))
@@ -88,7 +91,9 @@ def _why(chosen: Entry, base: Entry, default: Entry, best: Entry) -> str:
     elif best is base:
         text = f"It keeps the default score, {base.name}: nothing has a higher mean AUROC ({base.ranked.mean:.3f})."
     else:
-        text = f"It keeps the default score, {base.name} ({base.ranked.mean:.3f}): the best other gain, of {best.name}, "
+        text = (
+            f"It keeps the default score, {base.name} ({base.ranked.mean:.3f}): the best other gain, of {best.name}, "
+        )
         text += f"is {best.ranked.mean - base.ranked.mean:+.3f} ± {best.ranked.error(base.ranked):.3f}, within noise."
     if base is not default:
         text += (

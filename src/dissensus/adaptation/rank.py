@@ -86,7 +86,7 @@ def rank(score: str, values: Values, samples: Mapping[str, Tensor], seed: int = 
             part = share[stand_in] / 2
             influence.index_add_(0, samples[INSIDE][test], part * (of_id - auroc) / len(of_id))
             influence.index_add_(0, samples[stand_in], part * (of_ood - auroc) / len(of_ood))
-    return Ranked(aurocs, _kinds(aurocs), influence)
+    return Ranked(aurocs, kinds_of(aurocs), influence)
 
 
 def placements(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,10 +108,11 @@ def pool(folds: Sequence[Ranked]) -> Ranked:
     """The mean over folds, whose samples differ."""
     stand_ins = [name for name in folds[0].aurocs if all(name in fold.aurocs for fold in folds)]
     aurocs = {name: sum(fold.aurocs[name] for fold in folds) / len(folds) for name in stand_ins}
-    return Ranked(aurocs, _kinds(aurocs), torch.cat([fold.influence for fold in folds]) / len(folds))
+    return Ranked(aurocs, kinds_of(aurocs), torch.cat([fold.influence for fold in folds]) / len(folds))
 
 
-def _kinds(aurocs: Mapping[str, float]) -> dict[str, float]:
+def kinds_of(aurocs: Mapping[str, float]) -> dict[str, float]:
+    """Kind of stand-in -> the mean AUROC of its stand-ins."""
     by_kind: dict[str, list[float]] = {}
     for name, value in aurocs.items():
         by_kind.setdefault(kind_of(name), []).append(value)

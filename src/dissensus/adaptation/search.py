@@ -89,17 +89,20 @@ class Search:
         """Measure candidates until all is done or the budget is used up."""
         half = max(len(ALWAYS), math.ceil(len(candidates) / 2))
         self.total = len(candidates) + half
+        for number in range(len(self.bench.folds)):
+            self.bench.distances(number)  # here: not part of the first candidate's time
         waiting = [(c, SHORT) for c in candidates] + [(c, FULL) for c in candidates[:half]]
         if not self._rung(candidates, SHORT, waiting):
             return
         allowed = accurate(self.entries)
-        best = {c: max(e.ranked.mean for e in self.entries if e.candidate == c and eligible(e.score)) for c in candidates}
-        ordered = sorted(candidates, key=lambda c: (c not in ALWAYS, c not in allowed, -best[c]))
-        self._rung(ordered[:half], FULL, [(c, FULL) for c in ordered[:half]])
+        best = {
+            c: max(e.ranked.mean for e in self.entries if e.candidate == c and eligible(e.score)) for c in candidates
+        }
+        others = [c for c in candidates if c not in ALWAYS]
+        ordered = [*ALWAYS, *sorted(others, key=lambda c: (c not in allowed, -best[c]))][:half]
+        self._rung(ordered, FULL, [(c, FULL) for c in ordered])
 
-    def _rung(
-        self, candidates: Sequence[Candidate], share: float, waiting: Sequence[tuple[Candidate, float]]
-    ) -> bool:
+    def _rung(self, candidates: Sequence[Candidate], share: float, waiting: Sequence[tuple[Candidate, float]]) -> bool:
         """Measure candidates for a share of the training; return whether there was time for all."""
         left = list(waiting)
         for candidate in candidates:

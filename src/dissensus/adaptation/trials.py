@@ -108,7 +108,9 @@ class Bench:
             train = fold.relabelled(self.features, fold.fit)
             carrier = Candidate("single").ensemble(train, 1, self.seed)
             fit_scores(carrier, train, FITTED)
-            values = {name: self._values(carrier, each, tuple(carrier.fitted)) for name, each in self.sets[number].items()}
+            values = {
+                name: self._values(carrier, each, tuple(carrier.fitted)) for name, each in self.sets[number].items()
+            }
             kept = {f"{score}.{name}": value for name, by_score in values.items() for score, value in by_score.items()}
             self.store.put(key, kept)
         return _nested(kept)
@@ -137,9 +139,7 @@ class Bench:
         values = {name: value for name, value in kept.items() if name not in (CORRECT, SECONDS)}
         return Trial(_nested(values), kept[CORRECT], float(kept[SECONDS]))
 
-    def _trained(
-        self, candidate: Candidate, number: int, share: float, progress: bool
-    ) -> tuple[Ensemble, FeatureSet]:
+    def _trained(self, candidate: Candidate, number: int, share: float, progress: bool) -> tuple[Ensemble, FeatureSet]:
         fold = self.folds[number]
         train = fold.relabelled(self.features, fold.fit)
         ensemble = candidate.ensemble(train, self.members, self.seed)

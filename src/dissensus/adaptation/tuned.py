@@ -12,6 +12,7 @@ from pydantic import Field
 from dissensus._core.documents import Document, Part
 from dissensus.adaptation.candidates import DEEP, INCUMBENT, SINGLE, Candidate, eligible
 from dissensus.adaptation.choose import Choice, Entry
+from dissensus.adaptation.rank import kind_of, kinds_of
 from dissensus.detection.detector import Detector
 from dissensus.detection.expressions import DEFAULT_SCORE
 from dissensus.evaluation.tables import Column, Row, Table, Value
@@ -103,19 +104,19 @@ def table_of(document: Tuning) -> Table:
     """The best candidates, with the default, the deep ensemble and the single model to compare with."""
     full = [line for line in document.lines if line.share == max((each.share for each in document.lines), default=1)]
     named = {(c.name, score) for c in (INCUMBENT, DEEP, SINGLE) for score in (DEFAULT_SCORE, document.choice.score)}
-    shown = [
-        line for n, line in enumerate(full) if n < SHOWN or line.chosen or (line.ensemble, line.score) in named
-    ]
-    columns = [Column("AUROC", name) for name in document.stand_ins]
-    columns += [Column("AUROC", "mean"), Column("gain", "gain", ""), Column("gain", "error", "")]
-    columns += [Column("accuracy %", "held-out", percent=True), Column("time", "s", "", digits=1)]
+    shown = [line for n, line in enumerate(full) if n < SHOWN or line.chosen or (line.ensemble, line.score) in named]
+    kinds = list(dict.fromkeys(map(kind_of, document.stand_ins)))
+    columns = [Column("AUROC on stand-ins", name) for name in [*kinds, "mean"]]
+    columns += [Column("AUROC on stand-ins", "gain", ""), Column("accuracy %", "held-out", percent=True)]
+    columns.append(Column("time", "s", "", digits=1))
     rows = []
     for line in shown:
-        values = [line.aurocs.get(name) for name in document.stand_ins]
-        values += [line.mean, line.gain, line.error, line.accuracy, line.seconds]
-        cells = tuple(None if value is None else Value(value) for value in values)
-        rows.append(Row((("> " if line.chosen else "  ") + line.ensemble, line.score), cells))
-    note = f"{len(document.lines):,} candidates in all; > is the choice; gain: of the mean AUROC over the default's."
+        by_kind = kinds_of(line.aurocs)
+        cells = [Value(by_kind[kind]) if kind in by_kind else None for kind in kinds]
+        gain = Value(line.gain, line.error, 2)
+        cells += [Value(line.mean), gain, Value(line.accuracy), Value(line.seconds)]
+        rows.append(Row((("> " if line.chosen else "  ") + line.ensemble, line.score), tuple(cells)))
+    note = f"{len(document.lines):,} candidates in all; > is the choice; gain: of the mean over the default's, ± standard error."
     return Table("", ("ensemble", "score"), tuple(columns), tuple(rows), note)
 
 
