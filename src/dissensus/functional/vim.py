@@ -42,7 +42,7 @@ class ViM(FittedScore):
             total += ((unit(sample.features[rows].double()) - origin) @ residual).norm(dim=1).sum()
         norm, peak = float(total) / len(sample.peak_rows), float(sample.peaks.double().mean())
         alpha = max(0.0, peak / norm) if norm > 1e-9 else 0.0  # nothing beside the principal space: the energy alone
-        state = {"origin": origin, "residual": residual.contiguous(), "alpha": torch.tensor(alpha).double()}
+        state = {"origin": origin, "residual": residual.contiguous(), "alpha": torch.tensor(alpha, dtype=torch.float64)}
         return {key: value.to(features.dtype) for key, value in state.items()}
 
     @property
