@@ -27,12 +27,11 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.options import documented
-from dissensus.detection import expressions
 from dissensus.detection.threshold import Threshold
 from dissensus.estimators._options import OPTIONS, signature, training_options
 from dissensus.estimators._outputs import Floats, outputs, values
 from dissensus.features import FeatureSet
-from dissensus.functional import conformal, scores
+from dissensus.functional import conformal, expressions, scores
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import _fit as train
