@@ -123,6 +123,7 @@ def test_list(what, capsys):
         "suites": "digits",
         "tails": "mlp",
         "views": "jigsaw",
+        "norms": "layer",
     }
     assert what not in known or known[what] in names
     assert all(len(line.split()) > 3 for line in out.splitlines()), "every name is explained"

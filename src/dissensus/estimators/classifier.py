@@ -26,26 +26,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
-from dissensus._core.options import documented, listed
-from dissensus.detection import expressions
+from dissensus._core.options import documented
 from dissensus.detection.threshold import Threshold
+from dissensus.estimators._options import OPTIONS, signature, training_options
 from dissensus.estimators._outputs import Floats, outputs, values
 from dissensus.features import FeatureSet
-from dissensus.functional import conformal, scores
+from dissensus.functional import conformal, expressions, scores
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import _fit as train
 from dissensus.training import methods
 from dissensus.training.batches import check_sample_weight
-from dissensus.training.options import TUNABLE, TrainOptions
-
-# What suits small tables of standardised features, where the defaults of fit() are for the features of a backbone.
-TABLES: dict[str, Any] = {"lr": 2e-2, "batch_size": 64, "label_smoothing": 0.1, "member_epochs": None}
-# With member_epochs=None: updates that a member makes on a small table, and the fewest passes over a large one.
-UPDATES, PASSES = 400, 8
-OPTIONS = [
-    each._replace(default=TABLES.get(each.name, each.default)) for each in listed(TrainOptions) if each.name in TUNABLE
-]
+from dissensus.training.options import TUNABLE
 
 
 @documented(OPTIONS)
@@ -162,7 +154,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # a factory, so that each member is initialised from its own seed
         ensemble = Ensemble(partial(tails.create, self.tail, x.shape[1], len(classes), self.norm), self.members, seed)
         features = FeatureSet.from_arrays(x, labels[kept])
-        options = self._options(len(kept), seed)
+        given = {each.name: getattr(self, each.name) for each in OPTIONS}
+        options = training_options(given, len(kept), seed)
         train.fit(
             ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(), progress=False,
             fabric=self._fabric(),
@@ -264,16 +257,6 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names, _ = expressions.score_names(self.score_name or expressions.DEFAULT_SCORE)
         return [name for name in names if scores.is_fitted(name)]
 
-    def _options(self, samples: int, seed: int) -> TrainOptions:
-        """The options of `dissensus.fit`."""
-        values = {each.name: getattr(self, each.name) for each in OPTIONS}
-        if values["batch_size"] is None:
-            values["batch_size"] = samples
-        if values["member_epochs"] is None:
-            per_epoch = math.ceil(samples / max(1, values["batch_size"]))  # TrainOptions refuses sizes below 1
-            values["member_epochs"] = max(PASSES, math.ceil(UPDATES / per_epoch))
-        return TrainOptions(**values, seed=seed)
-
     def _fabric(self) -> Fabric:
         try:
             return Fabric(accelerator=self.device, devices=1)
@@ -305,15 +288,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return _array(self.threshold_.score(each).double())
 
 
-def _signature() -> inspect.Signature:
-    """The signature with all options named, by which scikit-learn knows the parameters."""
-    signature = inspect.signature(DissensusClassifier.__init__)
-    plain = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    options = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in OPTIONS]
-    return signature.replace(parameters=[*plain, *options])
-
-
-DissensusClassifier.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+DissensusClassifier.__init__.__signature__ = signature(DissensusClassifier.__init__)  # type: ignore[attr-defined]
 
 
 def _array(values: Tensor) -> NDArray[np.float64]:
