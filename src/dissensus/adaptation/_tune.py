@@ -22,11 +22,10 @@ from dissensus.adaptation.choose import Choice
 from dissensus.adaptation.search import Clock, Search
 from dissensus.adaptation.trials import Bench, Store, key_of
 from dissensus.adaptation.tuned import DOCUMENT, TABLE, WORK, Chosen, Tuned, Tuning, frame_of, lines_of
-from dissensus.detection import expressions
 from dissensus.detection.detector import Detector
-from dissensus.detection.expressions import DEFAULT_SCORE
 from dissensus.features import FeatureSet, check_backbone
-from dissensus.functional import conformal
+from dissensus.functional import conformal, expressions
+from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.images import ImageSet
 from dissensus.training import fit
 from dissensus.training.options import MEMBERS

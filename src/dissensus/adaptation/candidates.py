@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dissensus.detection.expressions import DEFAULT_SCORE, expression, score_names
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
+from dissensus.functional.expressions import DEFAULT_SCORE, default_score, expression, score_names
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, TrainOptions, new_ensemble
 
 METHOD = "sed-a2d"  # the default of `fit`
-LOGITS = ("pds", "mutual_information", "ensemble_entropy", "average_energy", "bma", "gen")
-DISTANCES = ("mahalanobis", "relative_mahalanobis", "knn")
+LOGITS: tuple[str, ...] = ("pds", "mutual_information", "ensemble_entropy", "average_energy", "bma", "gen")
+DISTANCES: tuple[str, ...] = ("mahalanobis", "relative_mahalanobis", "knn")
 LENGTH = "feature_norm"
 MLP_COST = 2**31  # samples x parameters above which an mlp is not tried
 
@@ -67,12 +67,11 @@ ALWAYS = (INCUMBENT, DEEP, SINGLE)  # trained to the end, whatever the first run
 
 def candidates(features: FeatureSet) -> list[Candidate]:
     """The ensembles to try on these features, the incumbent first."""
-    smooth = {"label_smoothing": 0.1}
     several = [
         *ALWAYS,
-        Candidate("deep-ensemble", **smooth),
-        Candidate(diversity=0.1, **smooth),
-        Candidate(diversity=0.3, **smooth),
+        Candidate("deep-ensemble", label_smoothing=0.1),
+        Candidate(diversity=0.1, label_smoothing=0.1),
+        Candidate(diversity=0.3, label_smoothing=0.1),
         Candidate("diverse-hps"),
     ]
     tail = (new_ensemble(features, 1).about or {}).get("name")
@@ -87,6 +86,8 @@ def candidates(features: FeatureSet) -> list[Candidate]:
 def expressions(fitted: tuple[str, ...]) -> list[str]:
     """The scores and combinations to try, the default first, given the names of scores that could be fitted.
 
+    The default is `default_score` of these.
+
     The length of features is in the combinations if it is in the default: no stand-in has features of another scale,
     so nothing measures what it is good for.
     """
@@ -96,7 +97,7 @@ def expressions(fitted: tuple[str, ...]) -> list[str]:
         combined += [{"mahalanobis": 4, name: 2}, {"mahalanobis": 4, name: 4}, {"mahalanobis": 4, name: 1}]
         combined += [{"mahalanobis": 4, "knn": 2, name: 2}, {"knn": 4, name: 2}]
     joined = [{**weights, **dict.fromkeys(length, 1.0)} for weights in combined]
-    texts = [DEFAULT_SCORE, *LOGITS, *DISTANCES, *(expression(list(w), list(w.values())) for w in joined)]
+    texts = [default_score(fitted), *LOGITS, *DISTANCES, *(expression(list(w), list(w.values())) for w in joined)]
     unique = {_normal(text): text for text in reversed(texts)}  # the first of equals stays
     known = [text for text in texts if unique[_normal(text)] is text]
     return [text for text in known if all(n in fitted for n in score_names(text)[0] if scores.is_fitted(n))]

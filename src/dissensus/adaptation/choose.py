@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dissensus.adaptation.candidates import DEEP, INCUMBENT, SINGLE, Candidate, eligible
 from dissensus.adaptation.rank import Ranked, accuracy_gap
-from dissensus.detection.expressions import DEFAULT_SCORE
 
 ACCURACY = 0.005  # how far below the most accurate ensemble a choice may be
 GAIN = 0.002  # the least gain of mean AUROC for which the default is left,
@@ -56,14 +55,15 @@ def accurate(entries: Sequence[Entry]) -> set[Candidate]:
     return {candidate for candidate, (gap, error) in gaps.items() if gap <= max(ACCURACY, error)}
 
 
-def choose(entries: Sequence[Entry]) -> Choice:
+def choose(entries: Sequence[Entry], default: str) -> Choice:
     """Choose among entries of equally long trainings: the default, unless another gains more than noise.
 
     Args:
         entries: Must have the default ensemble with the default score.
+        default: The default score.
     """
     allowed = accurate(entries)
-    usual = {entry.candidate: entry for entry in entries if entry.score == DEFAULT_SCORE}
+    usual = {entry.candidate: entry for entry in entries if entry.score == default}
     base = usual[INCUMBENT]
     if INCUMBENT not in allowed:
         base = max((usual[candidate] for candidate in allowed), key=lambda entry: entry.ranked.mean)
@@ -93,8 +93,8 @@ def _why(chosen: Entry, base: Entry, default: Entry, best: Entry) -> str:
     else:
         text = (
             f"It keeps the default score, {base.name} ({base.ranked.mean:.3f}): the best other gain, of {best.name}, "
+            f"is {best.ranked.mean - base.ranked.mean:+.3f} ± {best.ranked.error(base.ranked):.3f}, within noise."
         )
-        text += f"is {best.ranked.mean - base.ranked.mean:+.3f} ± {best.ranked.error(base.ranked):.3f}, within noise."
     if base is not default:
         text += (
             f" The default ensemble, {default.candidate.name}, is left because it is less accurate "
@@ -112,7 +112,7 @@ def _enough(chosen: Entry, entries: Sequence[Entry]) -> list[str]:
     """Whether a single model, or a deep ensemble, does as well with the same score."""
     others = {entry.candidate: entry for entry in entries if entry.score == chosen.score}
     plain = [(SINGLE, "A single model"), (DEEP, "A deep ensemble")]
-    sentences = []
+    sentences: list[str] = []
     for candidate, name in plain:
         other = others.get(candidate)
         if other is None or candidate == chosen.candidate:

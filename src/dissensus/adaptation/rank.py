@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dissensus.detection import expressions
+from dissensus.functional import expressions
 
 INSIDE = "id"
 CLASSES = "classes"

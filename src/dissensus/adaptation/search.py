@@ -11,7 +11,7 @@ import torch
 from dissensus._core.errors import DissensusError
 from dissensus.adaptation.candidates import ALWAYS, INCUMBENT, Candidate, eligible, expressions
 from dissensus.adaptation.choose import Choice, Entry, accurate, choose
-from dissensus.adaptation.rank import CLASSES, INSIDE, pool, rank
+from dissensus.adaptation.rank import CLASSES, INSIDE, Ranked, pool, rank
 from dissensus.adaptation.splits import Rows
 from dissensus.adaptation.trials import Bench, planned
 from dissensus.features import FeatureSet
@@ -95,9 +95,10 @@ class Search:
         if not self._rung(candidates, SHORT, waiting):
             return
         allowed = accurate(self.entries)
-        best = {
-            c: max(e.ranked.mean for e in self.entries if e.candidate == c and eligible(e.score)) for c in candidates
-        }
+        best = dict.fromkeys(candidates, 0.0)
+        for entry in self.entries:
+            if eligible(entry.score):
+                best[entry.candidate] = max(best[entry.candidate], entry.ranked.mean)
         others = [c for c in candidates if c not in ALWAYS]
         ordered = [*ALWAYS, *sorted(others, key=lambda c: (c not in allowed, -best[c]))][:half]
         self._rung(ordered, FULL, [(c, FULL) for c in ordered])
@@ -118,8 +119,9 @@ class Search:
             seconds = sum(self._expected(*each) for each in left) + self.clock.reserved
             best = max(entries, key=lambda entry: entry.ranked.mean)
             self.notify(
-                f"tune {self.done}/{self.total}: {candidate.name}{'' if share == FULL else ', a quarter'}: accuracy "
-                f"{best.accuracy:.1%}, best mean AUROC {best.ranked.mean:.3f} ({best.score}); about {_time(seconds)} left"
+                f"tune {self.done}/{self.total}: {candidate.name}{'' if share == FULL else ', a quarter'}: "
+                f"accuracy {best.accuracy:.1%}, best mean AUROC {best.ranked.mean:.3f} ({best.score}); about "
+                f"{_time(seconds)} left"
             )
         return True
 
@@ -131,7 +133,7 @@ class Search:
         return sum(costs) / len(costs) if costs else 0.0
 
     def _measure(self, candidate: Candidate, share: float) -> list[Entry]:
-        trials, ranked = [], dict[str, list]()
+        trials, ranked = [], dict[str, list[Ranked]]()
         for number, places in enumerate(self.views):
             trial = self.bench.trial(candidate, number, share, self.progress)
             distances = self.bench.distances(number)
@@ -150,7 +152,10 @@ class Search:
     def choose(self) -> Choice | None:
         """Choose among the longest trainings that the default was measured with; None without stand-ins."""
         shares = [e.share for e in self.entries if e.candidate == INCUMBENT]
-        return choose([e for e in self.entries if e.share == max(shares)]) if shares else None
+        if not shares:
+            return None
+        default = expressions(tuple(self.bench.distances(0)))[0]
+        return choose([e for e in self.entries if e.share == max(shares)], default)
 
 
 def _time(seconds: float) -> str:

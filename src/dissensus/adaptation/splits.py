@@ -103,7 +103,8 @@ def _places(labels: Rows, seed: int) -> NDArray[np.float64]:
 
 def _last_of_class(labels: Rows, place: NDArray[np.float64]) -> Rows:
     order = np.lexsort((place, labels))
-    return order[np.append(np.flatnonzero(np.diff(labels[order])), len(order) - 1)]
+    last: Rows = order[np.append(np.flatnonzero(np.diff(labels[order])), len(order) - 1)]
+    return last
 
 
 def _others(labels: Rows, held: NDArray[np.bool_]) -> NDArray[np.bool_]:

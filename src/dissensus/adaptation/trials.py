@@ -108,10 +108,7 @@ class Bench:
             train = fold.relabelled(self.features, fold.fit)
             carrier = Candidate("single").ensemble(train, 1, self.seed)
             fit_scores(carrier, train, FITTED)
-            values = {
-                name: self._values(carrier, each, tuple(carrier.fitted)) for name, each in self.sets[number].items()
-            }
-            kept = {f"{score}.{name}": value for name, by_score in values.items() for score, value in by_score.items()}
+            kept = self._scored(carrier, number, tuple(carrier.fitted))
             self.store.put(key, kept)
         return _nested(kept)
 
@@ -128,18 +125,15 @@ class Bench:
         kept = self.store.get(key)
         if kept is None:
             start = time.monotonic()
-            ensemble, train = self._trained(candidate, number, share, progress)
-            kept = {}
-            for name, each in self.sets[number].items():
-                for score, value in self._values(ensemble, each, LOGITS).items():
-                    kept[f"{score}.{name}"] = value
+            ensemble = self._trained(candidate, number, share, progress)
+            kept = self._scored(ensemble, number, LOGITS)
             kept[CORRECT] = self._correct(ensemble, self.sets[number][INSIDE])
             kept[SECONDS] = torch.tensor(time.monotonic() - start, dtype=torch.float64)
             self.store.put(key, kept)
         values = {name: value for name, value in kept.items() if name not in (CORRECT, SECONDS)}
         return Trial(_nested(values), kept[CORRECT], float(kept[SECONDS]))
 
-    def _trained(self, candidate: Candidate, number: int, share: float, progress: bool) -> tuple[Ensemble, FeatureSet]:
+    def _trained(self, candidate: Candidate, number: int, share: float, progress: bool) -> Ensemble:
         fold = self.folds[number]
         train = fold.relabelled(self.features, fold.fit)
         ensemble = candidate.ensemble(train, self.members, self.seed)
@@ -148,7 +142,15 @@ class Bench:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as that a short training could go on: it is meant to be short
             fit(ensemble, train, candidate.method, options, scores=(), progress=progress)
-        return ensemble, train
+        return ensemble
+
+    def _scored(self, ensemble: Ensemble, number: int, names: Sequence[str]) -> dict[str, Tensor]:
+        """The values of scores on the sets of a fold, as SCORE.SET."""
+        return {
+            f"{score}.{name}": value
+            for name, each in self.sets[number].items()
+            for score, value in self._values(ensemble, each, names).items()
+        }
 
     @torch.inference_mode()
     def _values(self, ensemble: Ensemble, features: FeatureSet, names: Sequence[str]) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from dissensus.adaptation.candidates import DEEP, INCUMBENT, SINGLE, Candidate, 
 from dissensus.adaptation.choose import Choice, Entry
 from dissensus.adaptation.rank import kind_of, kinds_of
 from dissensus.detection.detector import Detector
-from dissensus.detection.expressions import DEFAULT_SCORE
 from dissensus.evaluation.tables import Column, Row, Table, Value
+from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.models.ensemble import Ensemble
 
 DOCUMENT, TABLE, WORK = "tuning.json", "tuning.csv", "tuning"
@@ -116,7 +116,10 @@ def table_of(document: Tuning) -> Table:
         gain = Value(line.gain, line.error, 2)
         cells += [Value(line.mean), gain, Value(line.accuracy), Value(line.seconds)]
         rows.append(Row((("> " if line.chosen else "  ") + line.ensemble, line.score), tuple(cells)))
-    note = f"{len(document.lines):,} candidates in all; > is the choice; gain: of the mean over the default's, ± standard error."
+    note = (
+        f"{len(document.lines):,} candidates in all; > is the choice; gain: of the mean over the default's, ± its "
+        "standard error."
+    )
     return Table("", ("ensemble", "score"), tuple(columns), tuple(rows), note)
 
 

@@ -22,11 +22,11 @@ def tune(
     false_alarms: Share = Share(0.05),
     progress: bool = True,
 ) -> None:
-    """Choose method, diversity, label smoothing, norm, tail and score from training data; train and calibrate the winner.
+    """Choose ensemble and score without OOD data, train the winner and calibrate it.
 
-    Candidates are compared on stand-ins for OOD data: classes that are left out of training and, with --images, jigsaws
-    and corruptions of held-out images. The default is left only for a gain beyond noise. If it is killed or stopped, the
-    same command continues.
+    Method, diversity, label smoothing, norm, tail and score are compared on stand-ins for OOD data: classes that are
+    left out of training and, with --images, jigsaws and corruptions of held-out images. The default is left only for a
+    gain beyond noise. If it is killed or stopped, the same command continues.
 
     Args:
         features: labelled features to train on: a feature folder, an .npz file, or the name of a suite.
