@@ -14,7 +14,7 @@ import numpy as np
 
 from dissensus._core import documents
 from dissensus._core.errors import DataError, DissensusError, RunError
-from dissensus._core.files import make_folder, replacing
+from dissensus._core.files import is_temporary, make_folder, replacing
 from dissensus._core.locks import locked
 from dissensus.adaptation import splits, stand_ins
 from dissensus.adaptation.candidates import INCUMBENT, candidates
@@ -29,7 +29,7 @@ from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.images import ImageSet
 from dissensus.training import fit
 from dissensus.training.options import MEMBERS
-from dissensus.training.run import INFO
+from dissensus.training.run import INFO, TUNING
 
 Notify = Callable[[str], None]
 
@@ -160,6 +160,9 @@ def _workspace(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
         raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
     if (folder / INFO).exists() and not (folder / DOCUMENT).exists():
         raise RunError(f"{folder} holds a run that tune did not make; choose another --out, or remove it yourself")
+    if folder.is_dir() and not (folder / INFO).exists():
+        if any(not is_temporary(path.name) and path.name not in TUNING for path in folder.iterdir()):
+            raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
     work = folder / WORK / plan
     if (folder / WORK).is_dir() and not work.is_dir():
         raise RunError(

@@ -40,19 +40,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen entry, what it was compared with, and why."""
+    """The chosen entry, the default, and why."""
 
     entry: Entry
-    base: Entry
+    default: Entry
     reason: str
 
 
 def accurate(entries: Sequence[Entry]) -> set[Candidate]:
-    """The ensembles whose accuracy is within 0.5 points of the best, or less than a standard error below that."""
+    """The ensembles whose accuracy is within 0.5 points of the best, or within noise of it.
+
+    Noise is one standard error of the difference, for the default ensemble two: it is left for a reason only.
+    """
     by_candidate = {entry.candidate: entry for entry in entries}
     best = max(by_candidate.values(), key=lambda entry: entry.accuracy)
     gaps = {candidate: accuracy_gap(entry.correct, best.correct) for candidate, entry in by_candidate.items()}
-    return {candidate for candidate, (gap, error) in gaps.items() if gap <= max(ACCURACY, error)}
+    return {
+        candidate
+        for candidate, (gap, error) in gaps.items()
+        if gap <= max(ACCURACY, (1 + (candidate == INCUMBENT)) * error)
+    }
 
 
 def choose(entries: Sequence[Entry], default: str) -> Choice:
@@ -75,7 +82,7 @@ def choose(entries: Sequence[Entry], default: str) -> Choice:
     chosen = max(better, key=lambda entry: entry.ranked.mean, default=chosen)
     best = max(possible, key=lambda entry: entry.ranked.mean, default=base)
     sentences = [_why(chosen, base, usual[INCUMBENT], best), *_enough(chosen, entries)]
-    return Choice(chosen, base, " ".join(sentences))
+    return Choice(chosen, usual[INCUMBENT], " ".join(sentences))
 
 
 def _gains(entry: Entry, base: Entry) -> bool:

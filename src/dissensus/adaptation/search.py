@@ -141,10 +141,11 @@ class Search:
             count = len(trial.correct)
             samples = {name: torch.from_numpy(places) for name in values["pds"] if name not in (INSIDE, CLASSES)}
             samples[INSIDE] = torch.arange(count)
-            if CLASSES in values["pds"]:
-                samples[CLASSES] = count + torch.arange(len(values["pds"][CLASSES]))
+            classes = self.bench.left_out(number)
+            if classes is not None:
+                samples[CLASSES] = count + torch.arange(len(classes))
             for score in expressions(tuple(distances)):
-                ranked.setdefault(score, []).append(rank(score, values, samples))
+                ranked.setdefault(score, []).append(rank(score, values, samples, classes))
             trials.append(trial)
         correct, seconds = torch.cat([t.correct for t in trials]), sum(t.seconds for t in trials)
         return [Entry(candidate, score, pool(each), correct, seconds, share) for score, each in ranked.items()]

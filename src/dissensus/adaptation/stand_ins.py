@@ -45,8 +45,8 @@ def check_images(features: FeatureSet, images: ImageSet) -> ImageSet:
         if len(differing := np.flatnonzero(names[0] != names[1])):
             at = int(differing[0])
             raise DataError(
-                f"images must have the labels of the features; row {at} is {names[0][at]!r} in the images and "
-                f"{names[1][at]!r} in the features: check the path"
+                f"images must have the labels of the features; row {at} is {str(names[0][at])!r} in the images and "
+                f"{str(names[1][at])!r} in the features: check the path"
             )
     return images
 

@@ -99,6 +99,10 @@ class Bench:
             sets[CLASSES] = self.features.subset(fold.outside)
         return sets | dict(views)
 
+    def left_out(self, number: int) -> Tensor | None:
+        """The classes of the samples of a fold whose classes were left out; None if there are none."""
+        return self.sets[number][CLASSES].labels if CLASSES in self.sets[number] else None
+
     def distances(self, number: int) -> Measured:
         """The values of scores of features on the sets of a fold, which do not depend on the ensemble."""
         key = key_of("distances", number)

@@ -17,8 +17,9 @@ from dissensus.detection.detector import Detector
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.models.ensemble import Ensemble
+from dissensus.training.run import TUNING
 
-DOCUMENT, TABLE, WORK = "tuning.json", "tuning.csv", "tuning"
+WORK, TABLE, DOCUMENT = TUNING
 SHOWN = 12  # candidates in the table, besides those to compare with
 
 
@@ -70,7 +71,7 @@ class Tuning(Document):
 def lines_of(entries: Sequence[Entry], choice: Choice) -> list[Line]:
     """All candidates as plain values: full trainings first, each the best first."""
     by_share: dict[float, Entry] = {
-        e.share: e for e in entries if (e.candidate, e.score) == (choice.base.candidate, choice.base.score)
+        e.share: e for e in entries if (e.candidate, e.score) == (choice.default.candidate, choice.default.score)
     }
     lines = []
     for e in sorted(entries, key=lambda e: (-e.share, -e.ranked.mean)):
