@@ -160,9 +160,9 @@ def _workspace(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
         raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
     if (folder / INFO).exists() and not (folder / DOCUMENT).exists():
         raise RunError(f"{folder} holds a run that tune did not make; choose another --out, or remove it yourself")
-    if folder.is_dir() and not (folder / INFO).exists():
-        if any(not is_temporary(path.name) and path.name not in TUNING for path in folder.iterdir()):
-            raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
+    known = (folder / INFO).exists() or not folder.is_dir()
+    if not known and any(not is_temporary(path.name) and path.name not in TUNING for path in folder.iterdir()):
+        raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
     work = folder / WORK / plan
     if (folder / WORK).is_dir() and not work.is_dir():
         raise RunError(

@@ -151,12 +151,15 @@ class Search:
         return [Entry(candidate, score, pool(each), correct, seconds, share) for score, each in ranked.items()]
 
     def choose(self) -> Choice | None:
-        """Choose among the longest trainings that the default was measured with; None without stand-ins."""
+        """Choose among full trainings; without any keep the default; None without stand-ins."""
         shares = [e.share for e in self.entries if e.candidate == INCUMBENT]
         if not shares:
             return None
         default = expressions(tuple(self.bench.distances(0)))[0]
-        return choose([e for e in self.entries if e.share == max(shares)], default)
+        if FULL in shares:
+            return choose([e for e in self.entries if e.share == FULL], default)
+        usual = next(e for e in self.entries if (e.candidate, e.score) == (INCUMBENT, default))
+        return Choice(usual, usual, "It keeps the default: there was no time to train it, or another, to the end.")
 
 
 def _time(seconds: float) -> str:
