@@ -23,7 +23,7 @@ SUFFIXES = (".csv", ".json", ".md", ".tex")
 LABELLED = ("id", "shift", "groups")
 DETECTED = ("shift", "ood")
 HEADLINES = (COMBINED, "mahalanobis", "pds")  # the score of summaries is the first of these that was measured
-BASELINES = {"single_max_prob": "single, max softmax", "knn": "single, knn"}  # what users have without an ensemble
+BASELINES = {"single_max_prob": "single + max softmax", "knn": "single + knn"}  # what users have without an ensemble
 DIVERSITY = {"unique": "#unique", "pds": "PDS"}  # scores whose mean says how diverse members are
 
 
