@@ -46,9 +46,8 @@ def scores(lab: Lab) -> list[Table]:
     tables = []
     for trial in trials:
         rows = [Row((name,), tuple(results.auroc(trial.name, f, name) for f in families)) for name in registry.SCORES]
-        rows = [
-            row for row in rows if any(row.cells)
-        ]  # a fitted score may be left out, if the features do not allow it
+        # a fitted score may be absent, if the features do not allow it
+        rows = [row for row in rows if any(cell is not None for cell in row.cells)]
         tables.append(Table(f"scores of {trial.name}", ("score",), columns, tuple(rows)))
     return tables
 
