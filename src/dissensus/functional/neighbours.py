@@ -59,11 +59,10 @@ class KNN(FittedScore):
 
     def _search(self, u: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Cosines of the nearest bank rows and their positions, both (B, count), nearest first."""
-        cosines, at = u.new_empty(len(u), 0), torch.empty(len(u), 0, dtype=torch.int64, device=u.device)
+        cosines, at = u[:, :0], torch.zeros_like(u[:, :0], dtype=torch.int64)  # len(u) would fix it when traced
         for start, block in self._blocks(u.dtype):
             top = (u @ block.T).topk(min(count, len(block)))
-            cosines = torch.cat([cosines, top.values], 1)
-            at = torch.cat([at, top.indices + start], 1)
+            cosines, at = torch.cat([cosines, top.values], 1), torch.cat([at, top.indices + start], 1)
             if start:
                 best = cosines.topk(min(count, cosines.shape[1]))
                 cosines, at = best.values, at.gather(1, best.indices)
