@@ -1,8 +1,8 @@
 """Dissensus: diverse ensembles on frozen backbones. Names are listed in __init__.pyi.
 
->>> from dissensus import Ensemble, evaluate, fit, suites, tails
+>>> from dissensus import evaluate, fit, new_ensemble, suites
 >>> suite = suites.load("digits", backbone="pixels")
->>> ensemble = fit(Ensemble(tails.create("linear", 64, 8), members=5), suite.train, lr=0.01, batch_size=64)
+>>> ensemble = fit(new_ensemble(suite.train, members=5), suite.train, lr=0.01, batch_size=64)
 >>> results = evaluate(ensemble, suite.sets)
 """
 

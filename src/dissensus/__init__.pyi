@@ -23,5 +23,6 @@ from .models import tails as tails
 from .training import METHODS as METHODS
 from .training import TrainOptions as TrainOptions
 from .training import fit as fit
+from .training import new_ensemble as new_ensemble
 
 __version__: str

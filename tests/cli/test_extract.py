@@ -130,6 +130,8 @@ def test_impossible_shares(text, tree, tmp_path, capsys):
         (["--size", 0], "at least one pixel per side; got size=0"),
         (["--weights", "none.safetensors"], "weights must be a local file; none.safetensors is not"),
         (["--engine", "steam"], "unknown engine 'steam'"),
+        (["--view", "box-blur"], "unknown view 'box-blur': did you mean 'box_blur'?"),
+        (["--view", "jigsaw", "--corruption", "fog"], "an image is corrupted or made a stand-in; got --corruption fog"),
         (["--devices", 0], "devices must be at least 1; got 0"),
         (["--out", ""], "images and --out must name something"),
         (["--classes-of", "nowhere"], "features are a folder; nowhere is not"),

@@ -11,10 +11,10 @@ from timm import create_model
 from dissensus import backbones
 from dissensus._core.errors import DissensusError, RunError, ShapeError
 from dissensus.detection.image_ensemble import ImageEnsemble
-from dissensus.experiments import runner
 from dissensus.features import FeatureSet, extract
 from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
+from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
 from tests.conftest import blobs, linear
 
@@ -62,7 +62,7 @@ def test_one_module_in_eval_mode_whose_trunk_does_not_learn(backbone):
 def test_a_run_folder_is_all_it_takes(backbone, tmp_path, init):
     images = photos()
     features = extract(images, backbone, tmp_path / "features", workers=0, dtype="float32", progress=False)
-    ensemble = runner.new_ensemble(features, 3, init=init)
+    ensemble = new_ensemble(features, 3, init=init)
     fit(ensemble, features, "sed-a2d", epochs=1, batch_size=6, out=tmp_path / "run", progress=False)
     model = ImageEnsemble.load(tmp_path / "run")
     assert model.classes == ("ant", "bee", "cow")
@@ -89,7 +89,7 @@ def test_a_backbone_that_changed_is_refused(tmp_path):
         rows = backbone.trunk(torch.randn(12, 3, SIZE, SIZE)).clone()
     labels = torch.arange(12) % 3
     features = FeatureSet.from_arrays(rows.numpy(), labels, provenance={"backbone": backbone.describe()})
-    fit(runner.new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
+    fit(new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
     assert len(ImageEnsemble.load(tmp_path / "run").ensemble) == 2
     save_file({name: 1.1 * value for name, value in load_file(path).items()}, path)
     with pytest.raises(DissensusError, match="the backbone must be the one that computed the features"):

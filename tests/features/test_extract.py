@@ -21,7 +21,7 @@ from dissensus._core.random import mix
 from dissensus.backbones import engines
 from dissensus.features import FeatureSet, extract
 from dissensus.features.extraction import Extraction, Plan
-from dissensus.images import ImageSet, corruptions
+from dissensus.images import ImageSet, corruptions, standins
 from tests.damage import damages
 from tests.images import conftest as image_fixtures
 from tests.images.samples import BAD, GOOD, huge, noise, packed, plain, write
@@ -179,6 +179,52 @@ def test_a_corruption_is_that_of_corruptions(name, side, backbone, tmp_path):
             expected = backbone.trunk(x)[0]
         torch.testing.assert_close(features.rows([i])[0], expected, rtol=2e-3, atol=1e-3)
     assert features.provenance["corruption"] == [name.replace("-", "_"), 4]
+
+
+@pytest.mark.parametrize("side", [20, 32, 48])
+@pytest.mark.parametrize("name", standins.STAND_INS)
+def test_a_view_is_that_of_standins(name, side, backbone, tmp_path):
+    """The features are those of images to which the view was applied by hand."""
+    images = pictures(3, side=side)
+    features = extract(images, backbone, tmp_path / "f", view=name, seed=7, **QUICK)
+    views = []
+    for i in range(3):
+        image = images.image(i)
+        if side > 32:  # larger than the input: at its resolution
+            image = Image.fromarray(backbone.transform.centre(image))
+        views.append(np.asarray(standins.apply(image, name, mix(7, 0, zlib.crc32(str(i).encode())) % 2**32)))
+    whole = backbones.create("test_vit", "random", size=32, crop=1.0) if side > 32 else backbone  # cropped above
+    by_hand = extract(ImageSet.from_arrays(np.stack(views)), whole, tmp_path / "g", **QUICK)
+    assert torch.equal(features.rows(slice(None)), by_hand.rows(slice(None)))
+    plain = extract(images, backbone, tmp_path / "h", **QUICK)
+    assert ((features.rows(slice(None)) - plain.rows(slice(None))).abs().amax(1) > 1e-3).all()
+    about = FeatureSet.open(tmp_path / "f").provenance
+    assert (about["view"], about["corruption"], about["seed"]) == (name, None, 7)
+    assert plain.provenance["view"] is None
+
+
+def test_a_view_is_drawn_for_each_image_pass_and_seed_whatever_the_workers(backbone, tmp_path):
+    one = np.random.default_rng(0).integers(0, 256, (1, 40, 40, 3), dtype=np.uint8)
+    images = ImageSet.from_arrays(np.repeat(one, 6, axis=0))  # the same picture
+    options = {"view": "jigsaw", "shard_images": 4, "progress": False}
+    features = extract(images, backbone, tmp_path / "one", workers=0, **options).rows(slice(None))
+    assert len(features.unique(dim=0)) == 6
+    extract(images, backbone, tmp_path / "two", workers=2, batch_size=2, **options)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    other = extract(images, backbone, tmp_path / "other", workers=0, seed=1, **options).rows(slice(None))
+    assert ((features - other).abs().amax(1) > 1e-3).all()
+    passes = extract(images, backbone, tmp_path / "passes", workers=0, augment=2, **options).rows(slice(None))
+    assert len(passes.unique(dim=0)) == 12
+
+
+def test_a_view_of_your_own(backbone, tmp_path, monkeypatch):
+    monkeypatch.setitem(standins.VIEWS, "black", lambda image, rng: Image.new("RGB", image.size))
+    features = extract(pictures(5), backbone, tmp_path / "f", view="black", workers=2, progress=False)
+    assert len(features.rows(slice(None)).unique(dim=0)) == 1
+    monkeypatch.setitem(standins.VIEWS, "cut", lambda image, rng: image.crop((0, 0, 5, 5)))
+    with refused("view 'cut' must return an RGB image of the same size, 32 x 32; got RGB of 5 x 5"):
+        extract(pictures(5), backbone, tmp_path / "g", view="cut", workers=2, progress=False)
+    assert not (tmp_path / "g").exists()
 
 
 @pytest.mark.slow
@@ -399,6 +445,10 @@ CHANGES = {
     "seed": ({"seed": 1}, "seed is 0 there, 1 here"),
     "corruption": ({"corruption": "snow"}, r"corruption is \['fog', 1\] there, \['snow', 1\] here"),
     "no corruption": ({"corruption": None}, r"corruption is \['fog', 1\] there, None here"),
+    "view": (
+        {"corruption": None, "view": "jigsaw"},
+        r"corruption is .* there, None here, view is None there, jigsaw here",
+    ),
     "severity": ({"severity": 2}, r"corruption is \['fog', 1\] there, \['fog', 2\] here"),
     "dtype": ({"dtype": "float32"}, "dtype is float16 there, float32 here"),
     "shards": ({"shard_images": 5}, "shard_images is 7 there, 5 here"),
@@ -592,6 +642,11 @@ def test_a_shard_with_a_damaged_receipt_is_written_again(backbone, tmp_path, mon
         ({"corruption": "fog", "severity": 9}, "severity must be one of 1 to 5; got 9"),
         ({"severity": 3}, "severity is of a corruption; got severity=3 and none: add --corruption"),
         ({"corruption": "smog"}, "unknown corruption 'smog': did you mean 'fog'"),
+        ({"view": "jigsaws"}, "unknown view 'jigsaws': did you mean 'jigsaw'"),
+        (
+            {"view": "jigsaw", "corruption": "fog"},
+            "an image is corrupted or made a stand-in; got --corruption fog and --view jigsaw: leave one out",
+        ),
         ({"engine": "steam"}, "unknown engine 'steam'"),
     ],
 )

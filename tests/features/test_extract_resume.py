@@ -151,6 +151,26 @@ def test_a_kill_at_any_write_changes_nothing(where, name, calls, forks, tmp_path
         assert contents(out) == whole
 
 
+@pytest.mark.parametrize("view", ["jigsaw", "speckle"])
+def test_a_kill_changes_no_view(view, forks, tree, tmp_path):
+    argv = [*asked(tree, tmp_path / "whole", "--workers", 0), "--view", view]
+    assert forks.run(*argv).code == 0
+    whole, out = contents(tmp_path / "whole"), tmp_path / "f"
+    slow = SLOW.format(seconds=0.05, log=str(tmp_path / "log"))
+    for shards in (3, 11):
+        command = forks.start(*argv, "--out", out, first=slow)
+        until(lambda: len(done(out)) >= shards)  # noqa: B023
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL, command.err
+    kept = done(out)
+    assert 11 <= len(kept) < 30
+    again = forks.run(*argv, "--out", out, "--workers", 1)
+    assert again.code == 0, again.err
+    assert contents(out) == whole
+    assert {name: (out / f"{name}.safetensors").stat().st_mtime_ns for name in kept} == kept
+    assert FeatureSet.open(out).provenance["view"] == view
+
+
 def test_a_folder_in_work_is_refused_and_a_dead_ones_is_not(forks, tree, tmp_path):
     out = tmp_path / "f"
     # batches of 92 kB fill the pipe from the workers, which wait for a reader when their parent is killed

@@ -19,9 +19,9 @@ from hypothesis.extra import numpy as hnp
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.cli import main
-from dissensus.experiments.runner import new_ensemble
 from dissensus.features import FeatureSet, FeatureWriter
 from dissensus.images import ImageSet
+from dissensus.training import new_ensemble
 from tests.damage import damages
 
 

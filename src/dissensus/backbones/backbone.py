@@ -123,7 +123,7 @@ class Backbone:
         }
 
     def new_tail(self, classes: int, *, pretrained: bool = False) -> nn.Module:
-        """Return a new tail of this architecture.
+        """Return a new tail of this architecture, on features as they are: the model has no norm before it.
 
         Args:
             classes: The number of classes.

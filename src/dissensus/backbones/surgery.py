@@ -53,7 +53,7 @@ def cut(model: Any, layers: int) -> tuple[Cut, int] | None:
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
     if not isinstance(classifier, nn.Linear):
         return None
-    tail = tails.Linear(classifier.in_features, classifier.out_features)
+    tail = tails.Linear(classifier.in_features, classifier.out_features, norm="none")  # as in the model
     _copy(classifier, tail)
     model.reset_classifier(0)
     return (model, tail), 1

@@ -49,7 +49,7 @@ def calibrate(
 
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
-    from dissensus.detection.expressions import score_names
+    from dissensus.functional.expressions import score_names
 
     if score is not None:
         score_names(score)

@@ -59,12 +59,14 @@ def extract(
     from dissensus.cli import inputs
     from dissensus.features import FeatureSet, check_backbone
     from dissensus.features import extract as run
-    from dissensus.images import ImageSet
+    from dissensus.images import ImageSet, standins
 
     if not images or not out:
         raise DissensusError("images and --out must name something; got an empty name")
     options = ExtractOptions(**extraction)
     engines.ENGINES.check(options.engine)
+    if options.view is not None:
+        standins.VIEWS.check(options.view)
     rows = inputs.pairs("--only", only or [])
     named = None if classes_of is None else FeatureSet.open(classes_of)
     image_set = ImageSet.find(

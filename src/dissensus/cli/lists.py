@@ -17,9 +17,11 @@ LISTS: Registry[str] = Registry(
         "aggregates": "dissensus.functional.aggregates:AGGREGATES",
         "metrics": "dissensus.functional.metrics:METRICS",
         "tails": "dissensus.models.tails:TAILS",
+        "norms": "dissensus.models.norms:NORMS",
         "backbones": "dissensus.backbones.weights:known",
         "engines": "dissensus.backbones.engines:ENGINES",
         "corruptions": "dissensus.images.corruptions:CORRUPTIONS",
+        "views": "dissensus.images.standins:VIEWS",
         "suites": "dissensus.suites:SUITES",
         "studies": "dissensus.experiments.studies:STUDIES",
         "exports": "dissensus.export:EXPORTS",
@@ -32,7 +34,8 @@ def list_(what: str) -> None:
     """List the names to choose from, one per line.
 
     Args:
-        what: methods, scores, aggregates, metrics, tails, backbones, engines, corruptions, suites, studies or exports.
+        what: methods, scores, aggregates, metrics, tails, norms, backbones, engines, corruptions, views, suites,
+            studies or exports.
     """
     from tabulate import tabulate
 

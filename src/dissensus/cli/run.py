@@ -20,7 +20,7 @@ BY_SUITE = "What is not given is the suite's choice, else the default shown."
     "dissensus run --root photos --methods deep-ensemble sed-a2d --out runs/photos",
     training=Flags(TrainOptions, BY_SUITE),
     backbone=Flags(BackboneOptions, BY_SUITE),
-    extraction=Flags(ExtractOptions, without=("corruption", "severity")),
+    extraction=Flags(ExtractOptions, without=("corruption", "severity", "view")),
     devices=Flags(DeviceOptions),
 )
 def run(
@@ -31,6 +31,7 @@ def run(
     methods: list[str] | None = None,
     members: int = MEMBERS,
     tail: str | None = None,
+    norm: str | None = None,
     init: Literal["random", "pretrained"] = "random",
     features: str | None = None,
     seed: int = 0,
@@ -51,6 +52,7 @@ def run(
         methods: what to train: dissensus list methods; or all; by default single, deep-ensemble and sed-a2d.
         members: of every ensemble.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
+        norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
         init: how members start: random, as in the paper, or from the backbone's weights where they fit.
         features: where to keep the features; by default OUT/features.
         seed: decides splits, initial weights and batches.
@@ -70,7 +72,7 @@ def run(
     everything = "all" in names
     names = list(METHODS) if everything else names
     options = runner.training_options(suite, {**training, "seed": seed})
-    jobs = [runner.Job(name, options, members, tail, init) for name in names]
+    jobs = [runner.Job(name, options, members, tail, init, norm) for name in names]
     pipeline.check(jobs)
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)

@@ -22,7 +22,7 @@ COMPANIONS = {("groups", "digits"): "dominoes"}
     "dissensus study detection diversity-weight --suite digits --seeds 3",
     training=Flags(TrainOptions, BY_SUITE, without=("seed",)),
     backbone=Flags(BackboneOptions, BY_SUITE),
-    extraction=Flags(ExtractOptions, without=("corruption", "severity", "seed")),
+    extraction=Flags(ExtractOptions, without=("corruption", "severity", "view", "seed")),
 )
 def study(
     names: list[str],
@@ -33,6 +33,7 @@ def study(
     seeds: int = 1,
     quick: bool = False,
     tail: str | None = None,
+    norm: str | None = None,
     features: str | None = None,
     format: Literal["text", "md", "tex"] = "text",
     progress: bool = True,
@@ -53,6 +54,7 @@ def study(
         seeds: how many runs of each trial; tables show mean and deviation.
         quick: fewer weights, sizes and epochs, to see that it works.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
+        norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
         features: where to keep the features; by default the cache.
         format: how to print tables: text, Markdown (md) or LaTeX (tex).
         progress: show progress bars when stderr is a terminal.
@@ -61,6 +63,7 @@ def study(
 
     from dissensus import suites
     from dissensus.experiments import runner, studies
+    from dissensus.training.create import check_tail
 
     if seeds < 1:
         raise DissensusError(f"seeds must be at least 1; got {seeds}")
@@ -69,6 +72,7 @@ def study(
     chosen = list(studies.STUDIES) if names == ["all"] else list(dict.fromkeys(names))
     for name in chosen:
         studies.STUDIES.check(name)
+    check_tail(tail or "backbone", norm)  # before hours are spent on features
     folder = Path(out or f"runs/studies-{Path(suite).stem}")
     given = {"root": root, "features": features, **backbone, **extraction}
     keywords = {name: value for name, value in given.items() if value is not None}
@@ -83,7 +87,7 @@ def study(
             return suites.load(name, **{**extracted, **changes})
 
         return studies.Lab(
-            load, folder, options, seeds=range(seeds), quick=quick, progress=progress, tail=tail, tell=say
+            load, folder, options, seeds=range(seeds), quick=quick, progress=progress, tail=tail, norm=norm, tell=say
         )
 
     main = lab(suite)

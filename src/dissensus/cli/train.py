@@ -24,6 +24,7 @@ def train(
     method: str = "sed-a2d",
     members: int | None = None,
     tail: str | None = None,
+    norm: str | None = None,
     init: Literal["random", "pretrained"] = "random",
     disagreement: str | None = None,
     progress: bool = True,
@@ -39,13 +40,13 @@ def train(
         members: how many members; by default 5, for single 1.
         tail: the layers that every member owns: linear, mlp as in the paper, conv, or backbone for those that were cut
             off; by default these if they are more than the classifier, else linear.
+        norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
         init: how members start: random, as in the paper, or from the backbone's weights where they fit.
         disagreement: for a2d and divdis, a folder or .npz of features to disagree on; a suite has its own.
         progress: show a progress bar when stderr is a terminal.
     """
     from dissensus.cli import inputs
-    from dissensus.experiments.runner import new_ensemble
-    from dissensus.training import METHODS, fit
+    from dissensus.training import METHODS, fit, new_ensemble
     from dissensus.training.options import MEMBERS
 
     recipe = METHODS[method]
@@ -57,7 +58,7 @@ def train(
     if other is None and suite is not None and recipe.takes_set:
         other = suite.disagreement
     count = members if members is not None else recipe.members or MEMBERS
-    ensemble = new_ensemble(train_set, count, tail=tail, init=init, seed=options.seed)
+    ensemble = new_ensemble(train_set, count, tail=tail, norm=norm, init=init, seed=options.seed)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
         fit(ensemble, train_set, method, options, disagreement=other, out=out, progress=progress, fabric=fabric)

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.backbones import Backbone
-from dissensus.detection import expressions, pretrained
+from dissensus.detection import pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
 from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
 from dissensus.detection.threshold import Identity, Threshold
 from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
-from dissensus.functional import aggregates
+from dissensus.functional import aggregates, expressions
 from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -26,12 +27,11 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.options import documented
-from dissensus.detection import expressions
 from dissensus.detection.threshold import Threshold
 from dissensus.estimators._options import OPTIONS, signature, training_options
 from dissensus.estimators._outputs import Floats, outputs, values
 from dissensus.features import FeatureSet
-from dissensus.functional import conformal, scores
+from dissensus.functional import conformal, expressions, scores
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import _fit as train
@@ -59,6 +59,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         members: how many members.
         method: how they are trained, see `METHODS`; not a2d and divdis, which need a set to disagree on.
         tail: what a member is: linear, or mlp, a residual block with layer norms and a linear layer.
+        norm: what a member does to samples first: l2, layer or none; None: l2 for linear, none for mlp.
         standardize: give every feature mean 0 and variance 1 over the training samples first, as the learning rate
             assumes. Harmless after a StandardScaler; turn it off where features' scales have a meaning.
         score_name: which score `ood_score` is, see `SCORES`: a name, or several whose conformal p-values on held-out
@@ -89,6 +90,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str = "sed-a2d",
         *,
         tail: str = "linear",
+        norm: str | None = None,
         standardize: bool = True,
         score_name: str | None = None,
         false_alarms: float = 0.05,
@@ -99,7 +101,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.members = members
         self.method = method
-        self.tail = tail
+        self.tail, self.norm = tail, norm
         self.standardize = standardize
         self.score_name = score_name
         self.false_alarms = false_alarms
@@ -150,7 +152,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scaler = StandardScaler().set_output(transform="default").fit(x, sample_weight=weight)
             x = scaler.transform(x)
         # a factory, so that each member is initialised from its own seed
-        ensemble = Ensemble(lambda: tails.create(self.tail, x.shape[1], len(classes)), members=self.members, seed=seed)
+        ensemble = Ensemble(partial(tails.create, self.tail, x.shape[1], len(classes), self.norm), self.members, seed)
         features = FeatureSet.from_arrays(x, labels[kept])
         given = {each.name: getattr(self, each.name) for each in OPTIONS}
         options = training_options(given, len(kept), seed)

@@ -34,7 +34,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by which people distinguish runs."""
     plain = {k: v for k, v in settings.items() if k not in HIDDEN and not isinstance(v, dict | list)}
     if isinstance(tail := settings.get("tail"), dict):
-        plain["tail"] = tail.get("name")
+        plain |= {"tail": tail.get("name"), "norm": tail.get("norm")}
     if isinstance(backbone := settings.get("backbone"), dict):
         plain["backbone"] = "-".join(str(backbone.get(k, "")) for k in ("name", "layers", "size"))
     return plain

@@ -15,10 +15,11 @@ from dissensus._core.files import make_folder
 from dissensus.evaluation import results
 from dissensus.evaluation.results import Results
 from dissensus.evaluation.suite import Suite
-from dissensus.experiments.runner import Job, can_calibrate, check_tail, run_job
+from dissensus.experiments.runner import Job, can_calibrate, run_job
 from dissensus.functional import conformal
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.training import METHODS
+from dissensus.training.create import check_tail
 
 
 def run_methods(
@@ -65,8 +66,7 @@ def run_methods(
 def check(jobs: Sequence[Job]) -> None:
     """Raise for what no data could be trained with, before hours are spent on features."""
     for job in jobs:
-        if job.tail is not None:
-            check_tail(job.tail)
+        check_tail(job.tail or "backbone", job.norm)
         job.options.suited(job.method).resolve(job.method, METHODS[job.method].members or job.members)
 
 

@@ -16,10 +16,9 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 from lightning_fabric import Fabric
-from torch import nn
 
-from dissensus import __version__, backbones, suites
-from dissensus._core.errors import DataError, DissensusError, RunError, UnknownNameError
+from dissensus import __version__, suites
+from dissensus._core.errors import RunError
 from dissensus._core.options import combine
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import saved
@@ -27,12 +26,9 @@ from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
 from dissensus.functional import aggregates, conformal, metrics, scores
 from dissensus.functional.metrics import FALSE_ALARMS
-from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.training import METHODS, Run, TrainOptions, fit, fit_scores
+from dissensus.training import METHODS, Run, TrainOptions, fit, fit_scores, new_ensemble
 from dissensus.training.options import MEMBERS
-
-INITS = ("random", "pretrained")
 
 
 @dataclass(frozen=True)
@@ -44,12 +40,15 @@ class Job:
     members: int = MEMBERS
     tail: str | None = None
     init: str = "random"
+    norm: str | None = None  # None: the tail's default
     disagreement: FeatureSet | None = None  # None: the suite's own, where the method takes one
 
     def ensemble(self, suite: Suite) -> Ensemble:
         """The members, untrained."""
         members = METHODS[self.method].members or self.members
-        return new_ensemble(suite.train, members, tail=self.tail, init=self.init, seed=self.options.seed)
+        return new_ensemble(
+            suite.train, members, tail=self.tail, norm=self.norm, init=self.init, seed=self.options.seed
+        )
 
     def disagreement_set(self, suite: Suite) -> FeatureSet | None:
         """What members disagree on, where the method takes a set for it."""
@@ -158,55 +157,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def new_ensemble(
-    features: FeatureSet, members: int, *, tail: str | None = None, init: str = "random", seed: int = 0
-) -> Ensemble:
-    """Create an untrained ensemble for these features.
-
-    Args:
-        features: what it is to be trained on.
-        members: how many members.
-        tail: a name in `TAILS`, or "backbone" for the layers that were cut off; None: those, if they are more than the
-            classifier, else linear.
-        init: "random", or "pretrained" to start from the backbone's weights as far as they fit.
-        seed: decides the initial weights.
-    """
-    about = features.provenance.get("backbone")
-    if tail is None:
-        tail = "backbone" if about is not None and about["layers"] > 1 else "linear"
-    check_tail(tail)
-    if init not in INITS:
-        raise DissensusError(f"init must be random or pretrained; got {init!r}")
-    if about is None and (tail == "backbone" or init == "pretrained"):
-        raise DataError(
-            f"tail {tail} with init {init} needs a backbone; these features name none: extract them with one"
-        )
-    classes = max(2, len(features.classes))
-    ensemble = Ensemble(_template(tail, features, classes, about), members=members, seed=seed)
-    if init == "pretrained":
-        assert about is not None  # refused above
-        if not ensemble.start_from(backbones.restore(about).tail):
-            raise DataError(
-                f"init pretrained needs a tail like the backbone's; tail {tail} has nothing of it: use backbone"
-            )
-    return ensemble
-
-
-def check_tail(tail: str) -> None:
-    """Raise `UnknownNameError` for a tail that `new_ensemble` does not know."""
-    names = (*tails.TAILS, "backbone")
-    if tail not in names:
-        raise UnknownNameError("tail", tail, names)
-
-
-def _template(tail: str, features: FeatureSet, classes: int, about: Mapping[str, Any] | None) -> nn.Module:
-    description = (about or {}).get("tail")
-    if tail != "backbone":
-        description = {"name": tail, "features": tails.width(tail, features.shape)}
-    if description is None or not tails.fits(description, features.shape):
-        raise DataError(
-            f"tail {tail} does not take rows of shape {features.shape}: use tail backbone, or extract with layers 1"
-        )
-    return tails.build({**description, "classes": classes})

@@ -50,6 +50,12 @@ def write(detector: Detector, out: Path) -> str:
     backbone = detector.to("cpu").backbone
     soup = detector.ensemble.soup().eval()
     known, tail = tails.describe(backbone.tail), detector.ensemble.about
+    norm = "none" if tail is None else tail.get("norm", "none")
+    if norm != "none":  # dividing by a length cannot be folded into weights
+        raise _cannot_hold(
+            f"{backbone.name} has no place for norm {norm}, which this run's members begin with",
+            f"train with --norm none, or {REMEDY}",
+        )
     if _shape(known) != _shape(tail):
         raise _cannot_hold(f"{backbone.name} ends in {_words(known)}, this run's members in {_words(tail)}")
     architecture = LITES[backbone.name][0] if backbone.name in LITES else backbone.name
@@ -112,8 +118,8 @@ def _words(about: Mapping[str, Any] | None) -> str:
     return f"{about['name']} ({about['features']}{hidden}{scale})"
 
 
-def _cannot_hold(reason: str) -> DissensusError:
-    return DissensusError(f"timm is an export target that cannot hold the tail; {reason}: {REMEDY}")
+def _cannot_hold(reason: str, remedy: str = REMEDY) -> DissensusError:
+    return DissensusError(f"timm is an export target that cannot hold the tail; {reason}: {remedy}")
 
 
 def _is_export(path: Path) -> bool:

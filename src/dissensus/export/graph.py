@@ -50,7 +50,7 @@ class Members(nn.Module):
         self.each = nn.ModuleList(ensemble.member(i) for i in range(self.count))
         if type(ensemble.tail) is tails.Linear:  # one matrix product for all members
             M, C, D = ensemble.tail.weight.shape
-            together = nn.Linear(D, M * C)
+            together = tails.Linear(D, M * C, ensemble.tail.norm)
             together.weight.data = ensemble.tail.weight.detach().reshape(M * C, D)
             together.bias.data = ensemble.tail.bias.detach().reshape(M * C)
             self.each = nn.ModuleList([together])

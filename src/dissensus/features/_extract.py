@@ -10,6 +10,7 @@ extraction loses at most the shards in progress, and any number of processes wri
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,9 +34,9 @@ from dissensus.backbones import Backbone, engines
 from dissensus.features.encoder import Encoder
 from dissensus.features.extraction import Extraction, Plan, one_line
 from dissensus.features.featureset import FeatureSet
-from dissensus.features.loader import Request, View, default_workers, read
+from dissensus.features.loader import Change, Reader, Request, default_workers, read
 from dissensus.features.options import ExtractOptions
-from dissensus.images import ImageSet, corruptions
+from dissensus.images import ImageSet, corruptions, standins
 
 __all__ = ["extract"]
 
@@ -83,9 +84,10 @@ def extract(
     """
     options = combine(ExtractOptions, options, keywords)
     engines.ENGINES.check(options.engine)
-    if options.corruption is not None:
-        # Checked here, where the error is one line; in a worker it would be a traceback.
-        corruptions.corrupt(Image.new("RGB", (32, 32)), options.corruption, options.severity, 0)
+    if (change := change_of(options)) is not None:
+        change(
+            Image.new("RGB", (32, 32)), seed=0
+        )  # checked here, where the error is one line; a worker prints a traceback
     fabric = fabric or Fabric(devices=1)
     folder, passes = Path(out), max(1, options.augment)
     jobs = [
@@ -115,6 +117,13 @@ def precision_of(fabric: Fabric | None) -> str:
     return "32-true" if fabric is None else str(fabric.strategy.precision.precision)
 
 
+def change_of(options: ExtractOptions) -> Change | None:
+    """Return what is done to each image before it is seen: the corruption or the view; None: nothing."""
+    if options.corruption is not None:
+        return functools.partial(corruptions.corrupt, name=options.corruption, severity=options.severity)
+    return None if options.view is None else functools.partial(standins.apply, name=options.view)
+
+
 def plan_of(images: ImageSet, backbone: Backbone, options: ExtractOptions, precision: str) -> Plan:
     """Return what the features depend on; an extraction continues only in a folder with the same plan."""
     corruption = options.corruption
@@ -123,8 +132,9 @@ def plan_of(images: ImageSet, backbone: Backbone, options: ExtractOptions, preci
         "images": images.fingerprint,
         "augment": options.augment,
         "corruption": None if corruption is None else [corruption.replace("-", "_"), options.severity],
+        "view": options.view,
         # Where nothing is random another seed changes nothing.
-        "seed": options.seed if options.augment or corruption else None,
+        "seed": options.seed if options.augment or corruption or options.view else None,
         "engine": options.engine,
         "precision": precision,
         "dtype": options.dtype,
@@ -161,12 +171,12 @@ def _fill(
     workers = options.workers
     if workers is None:
         workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
-    view = View(backbone.transform, images, options.augment > 0, options.corruption, options.severity, options.seed)
+    reader = Reader(backbone.transform, images, options.augment > 0, change_of(options), options.seed)
     requests = _requests((job for job in missing if work.take(job.shard)), options.batch_size)
     rows: list[int] = []
     parts: list[NDArray[Any]] = []
     errors: list[tuple[str, str]] = []
-    with bar, read(view, requests, workers) as batches:
+    with bar, read(reader, requests, workers) as batches:
         for batch in batches:
             with fabric.autocast():
                 features = encoder(batch.pixels)

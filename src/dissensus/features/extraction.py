@@ -48,6 +48,7 @@ class Plan(Document):
     images: str  # fingerprint
     augment: int
     corruption: tuple[str, int] | None
+    view: str | None
     seed: int | None  # None where nothing is random
     engine: str
     precision: str

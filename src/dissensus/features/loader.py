@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -31,9 +31,10 @@ from torch.utils.data import DataLoader, Dataset
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.random import mix
 from dissensus.backbones.transforms import Preprocessing
-from dissensus.images import BadImage, ImageSet, corruptions, read_image, to_rgb
+from dissensus.images import BadImage, ImageSet, read_image, to_rgb
 
 PathLike = str | os.PathLike[str]
+Change = Callable[..., Image.Image]  # (RGB image, seed=) -> an image of the same size
 Source = ImageSet | Iterable[PathLike] | Sequence[Image.Image] | Sequence[NDArray[np.uint8]]
 
 
@@ -61,8 +62,8 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class View(Dataset[Batch]):
-    """How images are read: the centre, or a random crop, perhaps corrupted first.
+class Reader(Dataset[Batch]):
+    """How images are read: the centre, or a random crop, perhaps corrupted or made a stand-in.
 
     Everything random depends on the seed, the pass and the name of the image.
     """
@@ -70,8 +71,7 @@ class View(Dataset[Batch]):
     transform: Preprocessing
     images: ImageSet | None = None  # the set that indices refer to; None: requests hold paths or images in memory
     augmented: bool = False  # random crops and flips instead of the centre
-    corruption: str | None = None
-    severity: int = 1
+    change: Change | None = None  # a corruption or a view
     seed: int = 0
 
     def __getitem__(self, request: Request) -> Batch:
@@ -102,12 +102,11 @@ class View(Dataset[Batch]):
 
     def _see(self, image: Image.Image, name: str, turn: int) -> NDArray[np.uint8]:
         seed = mix(self.seed, turn, zlib.crc32(name.encode(errors="surrogateescape")))
-        if self.corruption is not None:
-            # Large images are corrupted at the trunk's resolution, as ImageNet-C is; small ones at their own.
+        if self.change is not None:
+            # Large images are changed at the trunk's resolution, as ImageNet-C is; small ones at their own.
             if min(image.size) > self.transform.size and not self.augmented:
-                image = Image.fromarray(self.transform.centre(image))
-                return np.asarray(corruptions.corrupt(image, self.corruption, self.severity, seed % 2**32))
-            image = corruptions.corrupt(image, self.corruption, self.severity, seed % 2**32)
+                return np.asarray(self.change(Image.fromarray(self.transform.centre(image)), seed=seed % 2**32))
+            image = self.change(image, seed=seed % 2**32)
         return self.transform.augmented(image, seed) if self.augmented else self.transform.centre(image)
 
 
@@ -132,7 +131,7 @@ def load(
     Raises:
         DataError: If a list mixes paths with images or, with `strict`, if an image cannot be read.
     """
-    view = View(transform, source if isinstance(source, ImageSet) else None)
+    reader = Reader(transform, source if isinstance(source, ImageSet) else None)
     items: Iterator[Any]
     if isinstance(source, ImageSet):
         items = iter(range(len(source)))
@@ -143,19 +142,19 @@ def load(
     else:
         items = (os.fspath(path) for path in cast(Iterable[PathLike], source))
     requests = (Request(batch) for batch in iter(lambda: list(islice(items, batch_size)), []))
-    with read(view, requests, default_workers() if workers is None else workers) as batches:
+    with read(reader, requests, default_workers() if workers is None else workers) as batches:
         yield map(_refuse_unreadable, batches) if strict else batches
 
 
 @contextlib.contextmanager
-def read(view: View, requests: Iterable[Request], workers: int) -> Iterator[Iterator[Batch]]:
+def read(reader: Reader, requests: Iterable[Request], workers: int) -> Iterator[Iterator[Batch]]:
     """Read these requests in order, ahead, in worker processes; with 0 workers in this one.
 
     Raises:
         DissensusError: If a worker is killed. PyTorch learns of that by a signal, so the error is raised at any line of
             the `with` block.
     """
-    batches = _ahead(view, requests, workers)
+    batches = _ahead(reader, requests, workers)
     try:
         # Closed explicitly: otherwise Ctrl-C during garbage collection prints a traceback.
         with contextlib.closing(batches):
@@ -183,11 +182,11 @@ def _refuse_unreadable(batch: Batch) -> Batch:
     return batch
 
 
-def _ahead(view: View, requests: Iterable[Request], workers: int) -> Generator[Batch, None, None]:
+def _ahead(reader: Reader, requests: Iterable[Request], workers: int) -> Generator[Batch, None, None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
         loader = DataLoader(
-            view,
+            reader,
             batch_size=None,
             sampler=_interruptible(requests),
             num_workers=workers,

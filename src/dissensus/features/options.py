@@ -22,7 +22,8 @@ class ExtractOptions:
     )
     corruption: str | None = option(None, "a corruption of ImageNet-C to apply: dissensus list corruptions")
     severity: int = option(1, "severity of the corruption, 1 to 5")
-    seed: int = option(0, "decides crops, flips and corruptions", SEED)
+    view: str | None = option(None, "a stand-in to make of each image: dissensus list views")
+    seed: int = option(0, "decides crops, flips, corruptions and views", SEED)
     batch_size: int = option(64, "images per batch through the trunk", AT_LEAST_1)
     workers: int | None = option(
         None, "processes that read images; by default one per core, at most 8; 0: only this process", AT_LEAST_0
@@ -44,4 +45,9 @@ class ExtractOptions:
         if self.corruption is None and self.severity != 1:
             raise DissensusError(
                 f"severity is of a corruption; got severity={self.severity} and none: add --corruption"
+            )
+        if self.corruption is not None and self.view is not None:
+            raise DissensusError(
+                f"an image is corrupted or made a stand-in; got --corruption {self.corruption} and --view {self.view}: "
+                "leave one out"
             )

@@ -11,6 +11,7 @@ from typing import Any
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.options import combine, given
+from dissensus.models import tails
 from dissensus.report.sources import EvaluatedRun
 from dissensus.training.methods import METHODS
 from dissensus.training.options import MEMBERS, Hyperparameters, Settings, TrainOptions
@@ -50,8 +51,7 @@ def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     flags = [("method", method)]
     if members != (METHODS[method].members or MEMBERS if method in METHODS else None):
         flags.append(("members", members))
-    if tail := _tail(settings):
-        flags.append(("tail", tail))
+    flags += _tail(settings)
     flags += given(_shortest(Settings(**{field.name: settings[field.name] for field in fields(Settings)}))).items()
     if settings["precision"] != "32-true":
         flags.append(("precision", settings["precision"]))
@@ -71,10 +71,16 @@ def _shortest(settings: Settings) -> TrainOptions:
     return options
 
 
-def _tail(settings: Mapping[str, Any]) -> str | None:
-    """The tail, where train would choose another by itself."""
+def _tail(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The tail and its norm, where train would choose others by itself."""
     tail, about = settings.get("tail") or {}, settings.get("backbone") or {}
-    cut_off = {**about.get("tail", {}), "classes": tail.get("classes")}
-    if about.get("layers", 1) > 1:
-        return None if tail == cut_off else tail.get("name")
-    return None if tail.get("name") in ("linear", None) else tail["name"]
+    if not tail:  # a custom module
+        return []
+    name, norm, flags = tail["name"], tail.get("norm"), []
+    cut_off = about.get("tail", {}) if about.get("layers", 1) > 1 else {}
+    if {**cut_off, "classes": tail["classes"], "norm": norm} == tail:
+        usual: str | None = "none"  # the tail that train takes by itself, perhaps with another norm
+    else:
+        flags = [] if name == "linear" and not cut_off else [("tail", name)]
+        usual = tails.default_norm(name) if name in tails.TAILS else None
+    return flags if norm in (None, usual) else [*flags, ("norm", norm)]

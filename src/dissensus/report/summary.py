@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dissensus.evaluation.results import Measure, Results
+from dissensus.evaluation.results import BASELINES, Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.report import numbers
@@ -55,11 +55,22 @@ class Summary:
             Row(row.names, (*row.cells, *(self.caught(row.names[0], score, column.name) for column in columns)))
             for row in accuracy.rows
         ]
+        rows += self._baselines(accuracy.columns, columns)
         note = (
             f"A score of few values, such as #unique, may raise fewer false alarms than the {FALSE_ALARMS:.0%} allowed."
         )
         title, columns = f"At a glance, by {score}", [*accuracy.columns, *columns]
         return Table(title, ("method",), tuple(columns), tuple(rows), note if outside or shifted else "")
+
+    def _baselines(self, accuracy: Sequence[Column], columns: Sequence[Column]) -> list[Row]:
+        """What a single model would do with common scores, from the row of single models."""
+        results, single = self.results, self.results.single
+        alone = tuple(results.accuracy(single, column.name, "members") for column in accuracy)
+        return [
+            Row((name,), (*alone, *(self.caught(single, score, column.name) for column in columns)))
+            for score, name in BASELINES.items()
+            if columns and any(score == known for f in self.by_row[single] for known, _ in f.above)
+        ]
 
     def cards(self, score: str) -> dict[str, list[Answer]]:
         """The answers for every row."""

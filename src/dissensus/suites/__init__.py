@@ -132,8 +132,9 @@ def accepted_options(name: str) -> tuple[str, ...] | None:
         from dissensus.suites._build import from_recipe
 
         names += inspect.signature(from_recipe).parameters
-    # corruptions are part of the suite, and the others are not options
-    return tuple(dict.fromkeys(n for n in names if n not in ("corruption", "severity", "recipe", "options")))
+    # corruptions are part of the suite, views are for choosing, and the others are not options
+    excluded = ("corruption", "severity", "view", "recipe", "options")
+    return tuple(dict.fromkeys(n for n in names if n not in excluded))
 
 
 def uses_backbone(name: str) -> bool:

@@ -36,6 +36,7 @@ class Trial:
     options: Mapping[str, Any] = field(default_factory=dict)  # of fit(), over those of the suite
     disagreement: FeatureSet | None = None  # None: the suite's own, where the method takes one
     tail: str | None = None
+    norm: str | None = None
 
     def with_name(self, name: str) -> Trial:
         """The same under another name."""
@@ -55,10 +56,12 @@ class Lab:
         quick: bool = False,
         progress: bool = True,
         tail: str | None = None,
+        norm: str | None = None,
         tell: Callable[[str], None] = lambda message: None,
         fabric: Fabric | None = None,
     ) -> None:
-        self.out, self.seeds, self.quick, self.progress, self.tail = out, tuple(seeds), quick, progress, tail
+        self.out, self.seeds, self.quick, self.progress = out, tuple(seeds), quick, progress
+        self.tail, self.norm = tail, norm
         self.options = options or TrainOptions()
         self.tell, self.fabric = tell, fabric
         self._load, self._suites = load, dict[str, Suite]()
@@ -102,7 +105,10 @@ class Lab:
         varied = {"active": trial.active, "diversity": trial.diversity}
         given = {name: value for name, value in varied.items() if value is not None}
         options = combine(TrainOptions, self.options, {**trial.options, **given, "seed": seed})
-        return Job(trial.method, options, trial.members, trial.tail or self.tail, disagreement=trial.disagreement)
+        return Job(
+            trial.method, options, trial.members, trial.tail or self.tail, norm=trial.norm or self.norm,
+            disagreement=trial.disagreement,
+        )  # fmt: skip
 
 
 def _duration(seconds: float) -> str:
