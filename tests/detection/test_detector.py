@@ -12,10 +12,10 @@ from scipy import stats
 from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.detection.detector import Detector
-from dissensus.detection.expressions import DEFAULT_SCORE
 from dissensus.detection.samples import resolve
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, scores
+from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import fit_scores

@@ -22,8 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dissensus import DissensusClassifier, DissensusError
 from dissensus._core.errors import DataError, UnknownNameError
-from dissensus.detection import expressions
-from dissensus.functional import scores
+from dissensus.functional import expressions, scores
 from dissensus.training import _fit as training
 
 EXPECTED_TO_FAIL = {

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from dissensus._core.errors import DissensusError
-from dissensus.detection import expressions
-from dissensus.detection.expressions import choose, default_score, expression, first_score, score_names
-from dissensus.functional import conformal
+from dissensus.functional import conformal, expressions
+from dissensus.functional.expressions import choose, default_score, expression, first_score, score_names
 
 
 @pytest.mark.parametrize(
