@@ -63,7 +63,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         standardize: give every feature mean 0 and variance 1 over the training samples first, as the learning rate
             assumes. Harmless after a StandardScaler; turn it off where features' scales have a meaning.
         score_name: which score `ood_score` is, see `SCORES`: a name, or several whose conformal p-values on held-out
-            samples are combined, such as "2*mahalanobis+pds". None: mahalanobis and pds, where enough samples are held
+            samples are combined, such as "2*mahalanobis+pds". None: that of detectors, where enough samples are held
             out for a combination; else mahalanobis, or pds where distances cannot be fitted.
         false_alarms: share of ID samples that `is_ood` may call out.
         calibration: share of the training samples held out for the threshold; 0: none.
