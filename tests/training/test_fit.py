@@ -122,7 +122,7 @@ def make_settings(method="sed-a2d", members=4, **changes):
         "active": 2, "diversity": 0.5, "epochs": 1, "lr": 0.1, "batch_size": 20, "weight_decay": 0.0,
         "optimizer": "sgd", "schedule": "constant",
     }  # fmt: skip
-    return TrainOptions(**{**plain, **changes}).resolve(method, members)
+    return TrainOptions(**{**plain, **changes}).resolve(method, members, TASK)
 
 
 def test_only_active_members_move(train):
