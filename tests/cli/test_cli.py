@@ -116,7 +116,14 @@ def test_list(what, capsys):
     code, out, _ = run(capsys, "list", what)
     assert code == 0
     names = [line.split()[0] for line in out.splitlines()]
-    known = {"methods": "sed-a2d", "scores": "pds", "aggregates": "vote", "suites": "digits", "tails": "mlp"}
+    known = {
+        "methods": "sed-a2d",
+        "scores": "pds",
+        "aggregates": "vote",
+        "suites": "digits",
+        "tails": "mlp",
+        "norms": "layer",
+    }
     assert what not in known or known[what] in names
     assert all(len(line.split()) > 3 for line in out.splitlines()), "every name is explained"
 

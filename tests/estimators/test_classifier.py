@@ -67,6 +67,16 @@ def test_every_method_without_a_set_learns(method, digits):
     assert len(classifier.ensemble_) == classifier.members
 
 
+def test_the_norm_is_the_tails_own_unless_given(digits):
+    X, y = digits
+    raw = quick(epochs=3, norm="none").fit(X, y)
+    for given, norm in ((None, "l2"), ("l2", "l2"), ("layer", "layer"), ("none", "none")):
+        classifier = quick(epochs=3, norm=given).fit(X, y)
+        assert classifier.ensemble_.about["norm"] == norm
+        assert np.array_equal(classifier.predict_proba(X), raw.predict_proba(X)) == (norm == "none")
+    assert quick(epochs=3, tail="mlp", lr=0.01).fit(X, y).ensemble_.about["norm"] == "none"
+
+
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
 def test_answers_agree_with_each_other(tail, digits):
     X, y = digits
@@ -277,6 +287,7 @@ def test_weights_of_one_change_nothing_and_of_zero_leave_out(fitted, digits):
         ({"method": "sed-a2b"}, UnknownNameError, "did you mean 'sed-a2d'"),
         ({"score_name": "pdss"}, UnknownNameError, "did you mean 'pds'"),
         ({"tail": "linaer"}, UnknownNameError, "did you mean 'linear'"),
+        ({"norm": "l3"}, UnknownNameError, "unknown norm 'l3': did you mean 'l2'"),
         ({"method": "a2d"}, DissensusError, "use method='sed-a2d'"),
         ({"method": "divdis"}, DissensusError, "use method='sed-divdis'"),
         ({"method": "single"}, DissensusError, "trains 1 member; got members=5"),

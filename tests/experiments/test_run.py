@@ -247,7 +247,15 @@ def test_run_with_two_layers_pretrained_and_augmented(photos, tmp_path, capsys):
     )  # fmt: skip
     assert code == 0
     chosen = settings(tmp_path / "run" / "single")
-    assert chosen["tail"] == {"name": "mlp", "features": 64, "classes": 3, "hidden": 192, "gamma": None, "eps": 1e-6}
+    assert chosen["tail"] == {
+        "name": "mlp",
+        "features": 64,
+        "classes": 3,
+        "hidden": 192,
+        "gamma": None,
+        "eps": 1e-6,
+        "norm": "none",
+    }
     folder = tmp_path / "run" / "features" / "folders" / "test_vit-32px-2layers"
     index = json.loads((folder / "train-2passes" / "index.json").read_text())
     assert (index["count"], index["provenance"]["passes"]) == (36, 2)

@@ -45,6 +45,7 @@ def tiny(seed: int = 0) -> Suite:
 
 
 def lab(tmp_path, **options) -> Lab:
+    options = {"norm": "none", **options}  # sure of some samples after two epochs, as two-stage needs it
     return Lab(lambda **changes: tiny(), tmp_path, TRAINING, quick=True, progress=False, **options)
 
 
@@ -109,10 +110,24 @@ def test_changing_one_thing_repeats_what_depends_on_it(tmp_path, monkeypatch):
     trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
     lab(tmp_path).run(trials)
     steps.clear()
-    changed = Lab(lambda **changes: tiny(), tmp_path, replace(TRAINING, diversity=0.3), quick=True, progress=False)
+    other = replace(TRAINING, diversity=0.3)
+    changed = Lab(lambda **changes: tiny(), tmp_path, other, quick=True, progress=False, norm="none")
     changed.run(trials)  # a deep ensemble has no diversity
     assert len(steps) == 5 * 4  # sed-a2d: 2 epochs x 5 / 2 members, of 4 batches
     assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_the_norm_is_of_the_lab_unless_the_trial_has_one(tmp_path):
+    raw, mine = Trial("raw", "deep-ensemble"), Trial("mine", "deep-ensemble", norm="layer")
+    names = [
+        bench.job(trial, 0).name(tiny())
+        for bench in (lab(tmp_path, norm="none"), lab(tmp_path, norm=None), lab(tmp_path, norm="l2"))
+        for trial in (raw, mine)
+    ]
+    assert names[1] == names[3] == names[5]
+    assert names[2] == names[4], "l2 is the default"
+    assert len(set(names)) == 3
+    assert lab(tmp_path).job(raw, 0).ensemble(tiny()).tail.norm == "none"
 
 
 def test_a_stopped_study_repeats_only_the_run_in_flight(tmp_path, monkeypatch):
@@ -209,7 +224,7 @@ def test_the_command_prints_tables_and_a_second_call_is_silent(registered, tmp_p
         str(tmp_path),
         "--no-progress",
     ]
-    options = ["--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]
+    options = ["--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99", "--norm", "none"]
     assert main([*command, *options]) == 0
     first = capsys.readouterr()
     assert "study 1 of 2: two-stage" in first.err
@@ -226,7 +241,24 @@ def test_the_command_prints_tables_and_a_second_call_is_silent(registered, tmp_p
 
 def test_all_leaves_out_what_the_suite_cannot_do(registered, tmp_path, capsys):
     command = ["study", "all", "--suite", "tiny-clouds", "--quick", "--out", str(tmp_path), "--no-progress"]
-    assert main([*command, "--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]) == 0
+    assert (
+        main(
+            [
+                *command,
+                "--member-epochs",
+                "2",
+                "--lr",
+                "0.05",
+                "--batch-size",
+                "32",
+                "--confidence",
+                "0.99",
+                "--norm",
+                "none",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr()
     assert "left out: study layers needs backbone" in told.err
     assert "left out: study examples needs images" in told.err

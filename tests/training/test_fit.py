@@ -77,8 +77,9 @@ def step_by_definition(ensemble, x, labels, active, diversity, main="active", ha
 @pytest.mark.parametrize("main", ["active", "all"])
 @pytest.mark.parametrize("hardness", ["active", "all"])
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
-def test_a_step_is_the_gradient_of_the_definition(main, hardness, tail, train):
-    ensemble = Ensemble(tails.create(tail, 6, 3), members=4).double()
+@pytest.mark.parametrize("norm", ["l2", "layer", "none"])
+def test_a_step_is_the_gradient_of_the_definition(main, hardness, tail, norm, train):
+    ensemble = Ensemble(tails.create(tail, 6, 3, norm), members=4).double()
     x, labels = train.rows(slice(0, 20)).double(), train.labels[:20]
     active = torch.tensor([2, 0])
     expected = step_by_definition(ensemble, x, labels, active, 0.7, main, hardness)

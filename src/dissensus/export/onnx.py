@@ -100,7 +100,9 @@ def _samples(detector: Detector, *, images: bool) -> Tensor:
         if images or known is None:
             what = "images need a trunk" if images else "features need a known width"
             raise DissensusError(f"{what}, and this detector has none: load it from a run that dissensus train wrote")
-        return torch.randn(count, known["features"], generator=generator)
+        rows = torch.randn(count, known["features"], generator=generator)
+        rows[3], rows[4] = 0, 1  # rows that a norm could divide by zero
+        return rows
     size = detector.backbone.transform.size
     noise = torch.rand(count, 3, size, size, generator=generator)
     patches = F.interpolate(torch.rand(count, 3, 4, 4, generator=generator), size=(size, size), mode="bilinear")

@@ -28,7 +28,7 @@ from dissensus.backbones import BackboneDescription
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values
 from dissensus.models.ensemble import Ensemble
-from dissensus.models.saved import TailInfo
+from dissensus.models.saved import MemberTailInfo
 from dissensus.training.batches import Batches, Pool
 from dissensus.training.checks import check_data
 from dissensus.training.early_stop import EarlyStop, hold_out
@@ -234,7 +234,7 @@ def _data(ensemble: Ensemble, features: FeatureSet, disagreement: FeatureSet | N
         disagreement=None if disagreement is None else disagreement.fingerprint,
         sample_weight=pool.fingerprint,
         backbone=backbone,
-        tail=None if ensemble.about is None else TailInfo(**ensemble.about),
+        tail=None if ensemble.about is None else MemberTailInfo(**ensemble.about),
         start=ensemble.fingerprint[:16],
     )
 

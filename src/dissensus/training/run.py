@@ -28,7 +28,7 @@ from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
 from dissensus.backbones import BackboneDescription
-from dissensus.models.saved import TailInfo
+from dissensus.models.saved import MemberTailInfo
 from dissensus.training.options import Settings
 
 INFO = "run.json"
@@ -46,7 +46,7 @@ class Data(Part):
     disagreement: str | None
     sample_weight: str | None
     backbone: BackboneDescription | None
-    tail: TailInfo | None
+    tail: MemberTailInfo | None
     start: str  # the initial weights
 
 
