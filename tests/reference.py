@@ -100,6 +100,11 @@ def average_max_prob(logits: Array) -> Array:
     return np.array([1 - sum(max(softmax(logits[m, b])) for m in range(M)) / M for b in range(B)])
 
 
+def single_max_prob(logits: Array) -> Array:
+    """1 - max_c p^1_c, of the first member."""
+    return np.array([1 - max(softmax(z)) for z in logits[0]])
+
+
 def average_max_logit(logits: Array) -> Array:
     """-mean_m max_c z^m_c."""
     M, B, _ = logits.shape

@@ -26,7 +26,7 @@ def cell(table: Table, group: str, name: str, row: int = 0) -> Value:
 
 
 def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(frame):
-    table = Results(frame).summary()
+    table = Results(frame).summary(score="pds")
     groups = [column.group for column in table.columns]
     assert [(c.group, c.name) for c in table.columns[:2]] == [("accuracy %", "id"), ("members %", "id")]
     assert groups.index("members %") < groups.index("AUROC pds")

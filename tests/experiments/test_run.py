@@ -133,7 +133,7 @@ def test_run_does_the_whole_job_and_a_second_call_repeats_nothing(photos, tmp_pa
     assert code == 0
     methods = ["single", "deep-ensemble", "sed-a2d"]
     assert [line.split()[0] for line in out.splitlines() if line.split()[:1] in [[m] for m in methods]][:3] == methods
-    assert "AUROC pds" in out
+    assert "AUROC combined" in out
     assert "junk" in out
     assert "folders 3/3: sed-a2d" in err
     frame = results.read(tmp_path / "run" / "results.csv")

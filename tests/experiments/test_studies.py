@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet
+from dissensus.functional.scores import SCORES
 from dissensus.training import TrainOptions
 from tests.conftest import blobs
 
@@ -103,6 +105,18 @@ def test_what_is_trained_is_not_trained_again(tmp_path, monkeypatch):
     steps.clear()
     studies.run("detection", lab(tmp_path / "other"))
     assert once == len(steps)
+
+
+def test_a_study_keeps_the_values_of_fitted_scores_but_not_their_states(tmp_path, monkeypatch):
+    (table, *_) = studies.run("scores", lab(tmp_path)).tables
+    assert {row.names[0] for row in table.rows} == set(SCORES)
+    assert not list(tmp_path.rglob("scores.safetensors"))
+    for path in tmp_path.rglob("evaluation*"):  # the values are gone: the run is evaluated again, scores included
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    steps = count_steps(monkeypatch)
+    (again, *_) = studies.run("scores", lab(tmp_path)).tables
+    assert again == table
+    assert not steps
 
 
 def test_changing_one_thing_repeats_what_depends_on_it(tmp_path, monkeypatch):

@@ -345,7 +345,7 @@ def test_seeds_of_one_method_are_one_row_with_a_deviation(page):
     text = page.read_text()
     glance = re.search(r"At a glance, by pds.*?</table>", text, re.S)[0]
     assert re.search(r'<th scope="row">sed-a2d</th><td data-value="[^"]+">(<strong>)?[\d.]+ ± [\d.]+', glance)
-    assert glance.count('<th scope="row">') == 3
+    assert glance.count('<th scope="row">') == 3 + 2  # the methods, and single models with max softmax and knn
     assert "sed-a2d, seed 0" in text
     assert "sed-a2d, seed 1" in text
 
@@ -486,7 +486,7 @@ def test_in_print_details_are_open_and_controls_gone(tab, page):
     assert tab.eval("document.querySelector('.controls').offsetParent === null")
     closed = "[...document.querySelectorAll('details.data:not([open])')].filter(one => one.offsetParent).length"
     assert tab.eval(closed) == 0
-    assert "sed-a2d, seed 0, by pds" in tab.eval("document.querySelector('.printed').textContent")
+    assert "sed-a2d, seed 0, by combined" in tab.eval("document.querySelector('.printed').textContent")
 
 
 def test_the_page_asks_for_nothing(tab, page):

@@ -15,7 +15,7 @@ from dissensus.functional import losses
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, fit, optim
-from dissensus.training.options import DIVERSITY, TrainOptions
+from dissensus.training.options import DIVERSITY, Task, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import Batch, Stepper
 from tests.conftest import blobs, linear
@@ -123,7 +123,7 @@ def make_settings(method="sed-a2d", members=4, **changes):
         "active": 2, "diversity": 0.5, "epochs": 1, "lr": 0.1, "batch_size": 20, "weight_decay": 0.0,
         "optimizer": "sgd", "schedule": "constant",
     }  # fmt: skip
-    return TrainOptions(**{**plain, **changes}).resolve(method, members)
+    return TrainOptions(**{**plain, **changes}).resolve(method, members, Task(100))
 
 
 def test_only_active_members_move(train):

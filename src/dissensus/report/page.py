@@ -101,7 +101,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
         view = runs.view(entry.name, entry.run, families, [name for name in chosen if name in there])
         views.append(view | {"configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)})
-        by_row.setdefault(entry.row, []).append(runs.facts(families))
+        by_row.setdefault(entry.row, []).append(runs.facts(families, entry.run.info.notes))
     summaries = summary.Summary(results, by_row)
     detected = [name for name in chosen if results.families(*DETECTED)]
     tables = [results.quality(), results.by_aggregate(), results.by_diversity()]
@@ -114,6 +114,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         "all_scores": kept,
         "summaries": {
             name: {
+                "warnings": summaries.warnings(),
                 "lead": summaries.lead(name),
                 "brackets": summaries.brackets(),
                 "cards": summaries.cards(name),

@@ -111,6 +111,11 @@ class Summary:
                 means[row] = float(np.mean(values))
         return means
 
+    def warnings(self) -> list[str]:
+        """What is wrong with a run, whatever its numbers: training that ended too soon, probabilities far off."""
+        notes = [f"{row}: {note}" for row, facts in self.by_row.items() for note in dict.fromkeys(_notes(facts))]
+        return [*notes, *self.results.miscalibrated()]
+
     def brackets(self) -> str:
         """What the numbers in brackets are."""
         if self.baseline is None:
@@ -208,6 +213,10 @@ class Summary:
     def _sentence(self, parts: Iterable[str], other: str | None) -> str:
         """A sentence; it names the row that gaps are to where that is not the baseline."""
         return ", ".join(parts) + ("." if other in (None, self.baseline) else f"; against {other}.")
+
+
+def _notes(facts: Iterable[Facts]) -> Iterable[str]:
+    return (note for each in facts for note in each.notes)
 
 
 def _overall(marks: set[str], good: str, bad: str, even: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,7 @@ class Data(Part):
     """What the result of a run depends on besides its settings, by fingerprint."""
 
     train: str
+    samples: int  # of the training set, without those of weight zero
     images: str | None  # that the training features were extracted from
     classes: tuple[str, ...]
     disagreement: str | None
@@ -60,6 +61,7 @@ class RunInfo(Document):
     settings: dict[str, JsonValue]  # the fields of `Settings`
     data: Data
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()  # what the user should know about the training
 
     @field_validator("settings")
     @classmethod
@@ -78,7 +80,7 @@ class Line(Part):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
 
-    kind: Literal["step", "epoch"]
+    kind: Literal["step", "epoch", "held-out"]
     step: int
     epoch: float
     lr: float
@@ -165,9 +167,9 @@ class Run:
         """Where the trained ensemble is."""
         return self.folder / "ensemble"
 
-    def finish(self) -> None:
+    def finish(self, notes: Sequence[str] = ()) -> None:
         """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
-        self.info = self.info.model_copy(update={"status": "finished"})
+        self.info = self.info.model_copy(update={"status": "finished", "notes": tuple(notes)})
         documents.write(self.folder / INFO, self.info)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 

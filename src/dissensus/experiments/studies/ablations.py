@@ -119,7 +119,8 @@ def active(lab: Lab) -> list[Table]:
     table = _overview(results, "members drawn per batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
     times = {name: _epoch_time(Path(runs.iloc[0])) for name, runs in frame.groupby("row")["run"]}
     columns = (Column("", "epoch s", better="lower", digits=1), *table.columns)
-    timed = [replace(row, cells=(times[t.name], *row.cells)) for row, t in zip(table.rows, trials, strict=True)]
+    seconds = [times[trial.name] for trial in trials] + [None] * (len(table.rows) - len(trials))  # of baselines: none
+    timed = [replace(row, cells=(value, *row.cells)) for row, value in zip(table.rows, seconds, strict=True)]
     return [replace(table, columns=columns, rows=tuple(timed))]
 
 
