@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dissensus._core import tensors
-from dissensus._core.errors import RunError
+from dissensus._core.errors import DissensusWarning, RunError
 from dissensus._core.files import make_folder
 from dissensus.adaptation.candidates import DISTANCES, LENGTH, LOGITS, Candidate
 from dissensus.adaptation.rank import CLASSES, INSIDE
@@ -25,6 +25,7 @@ from dissensus.features import FeatureSet
 from dissensus.functional import aggregates, scores
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import Settings, fit, fit_scores
+from dissensus.training.options import Task
 
 CORRECT, SECONDS = "correct", "seconds"
 FITTED = (*DISTANCES, LENGTH)
@@ -144,7 +145,7 @@ class Bench:
         settings = planned(candidate, ensemble, train, self.seed)
         options = candidate.options(self.seed, epochs=max(1, round(share * settings.epochs)))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as that a short training could go on: it is meant to be short
+            warnings.simplefilter("ignore", DissensusWarning)  # such as that a short training could go on: it is meant to be short
             fit(ensemble, train, candidate.method, options, scores=(), progress=progress)
         return ensemble
 
@@ -174,7 +175,7 @@ class Bench:
 
 def planned(candidate: Candidate, ensemble: Ensemble, features: FeatureSet, seed: int) -> Settings:
     """The settings of a full training."""
-    return candidate.options(seed).resolve(candidate.method, len(ensemble))
+    return candidate.options(seed).resolve(candidate.method, len(ensemble), Task.of(ensemble, features))
 
 
 def _nested(values: Mapping[str, Tensor]) -> Measured:
