@@ -29,12 +29,13 @@ def check_images(features: FeatureSet, images: ImageSet) -> ImageSet:
             "stand-ins of images need the backbone of the features; these name none: leave the images out, or extract "
             "the features with dissensus extract"
         )
-    source = features.images
-    if source is not None and source not in (images.fingerprint, images.without_labels().fingerprint):
+    source, bad = features.images, int(features.provenance.get("bad", 0))
+    same = source is None or source in (images.fingerprint, images.without_labels().fingerprint)
+    if not same and not (bad and len(images) == len(features)):  # the unreadable ones may be left out already
         raise DataError("images must be those that the features were extracted from; these are others: check the path")
-    if features.provenance.get("bad") and features.folder is not None:
-        bad = bad_names(features.folder)
-        images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in bad])
+    if bad and len(images) != len(features) and features.folder is not None:
+        unread = bad_names(features.folder)
+        images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in unread])
     if len(images) != len(features):
         raise DataError(
             f"images must match the features row by row; got {len(images):,} images for {len(features):,} rows: "

@@ -145,7 +145,9 @@ class Bench:
         settings = planned(candidate, ensemble, train, self.seed)
         options = candidate.options(self.seed, epochs=max(1, round(share * settings.epochs)))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DissensusWarning)  # such as that a short training could go on: it is meant to be short
+            warnings.simplefilter(
+                "ignore", DissensusWarning
+            )  # such as that a short training could go on: it is meant to be short
             fit(ensemble, train, candidate.method, options, scores=(), progress=progress)
         return ensemble
 

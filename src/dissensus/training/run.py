@@ -34,6 +34,7 @@ from dissensus.training.options import Settings
 INFO = "run.json"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
+AUTO = "auto"  # the method of runs that `tune` made
 TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
 
 
@@ -154,8 +155,9 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The settings that distinguish the rows of this run in a table of results."""
-        return {name: self.settings[name] for name in ("method", "active", "diversity", "seed")}
+        """The settings that distinguish the rows of this run in a table of results; the method of `tune` is auto."""
+        about = {name: self.settings[name] for name in ("method", "active", "diversity", "seed")}
+        return {**about, "method": AUTO} if (self.folder / TUNING[-1]).is_file() else about
 
     @property
     def finished(self) -> bool:
