@@ -55,7 +55,9 @@ def test_a_gain_within_noise_is_not(value, noise):
 
 
 def test_a_gain_that_costs_another_kind_is_not_taken():
-    assert chosen([*plain(), entry(INCUMBENT, OTHER, 0.88, 0.96)]) == (INCUMBENT, DEFAULT_SCORE)
+    entries = [*plain(), entry(INCUMBENT, OTHER, 0.88, 0.96)]
+    assert chosen(entries) == (INCUMBENT, DEFAULT_SCORE)
+    assert "but it loses 0.020 on classes" in choose(entries, DEFAULT_SCORE).reason
 
 
 def test_another_ensemble_must_gain_over_the_default_with_its_best_score():
@@ -101,6 +103,7 @@ def test_candidates_begin_with_the_default_and_suit_the_features():
     assert made[:3] == [INCUMBENT, DEEP, SINGLE]
     assert len(set(made)) == len(made) == len({each.name for each in made})
     assert {"layer", "none"} <= {each.norm for each in made}
+    assert {"layer", "l2"} <= {each.norm for each in candidates(blobs(), "none")}
     assert "mlp" in {each.tail for each in made}
     for each in made:
         each.options(0).suited(each.method)

@@ -32,7 +32,7 @@ def _few(monkeypatch):
     monkeypatch.setattr(options, "PASSES", 4)
     original = candidates.candidates
     for module in (candidates, __import__("dissensus.adaptation._tune", fromlist=["x"])):
-        monkeypatch.setattr(module, "candidates", lambda features: original(features)[:5])
+        monkeypatch.setattr(module, "candidates", lambda features, norm=None: original(features, norm)[:5])
 
 
 @pytest.fixture(scope="module")

@@ -390,3 +390,48 @@ def test_an_interrupted_fit_is_no_fit(digits, monkeypatch):
 
 def test_there_is_no_partial_fit():
     assert not hasattr(DissensusClassifier, "partial_fit")
+
+
+@pytest.fixture
+def _short(monkeypatch):
+    """Trainings of tune that take a blink."""
+    from dissensus.adaptation import splits
+    from dissensus.training import options
+
+    monkeypatch.setattr(splits, "FOLDS", 1)
+    monkeypatch.setattr(options, "UPDATES", 100)
+
+
+@pytest.mark.usefixtures("_short")
+def test_auto_chooses_method_and_score():
+    X, y = load_iris(return_X_y=True)
+    classifier = DissensusClassifier(3, "auto", random_state=0, false_alarms=0.1).fit(X, y)
+    assert classifier.ensemble_.method in ("sed-a2d", "deep-ensemble", "diverse-hps", "single")
+    assert "mahalanobis" in classifier.score_name_
+    assert classifier.score_name_ == classifier.threshold_.name
+    assert classifier.score(X, y) > 0.85
+    assert classifier.is_ood(100 + X).mean() > 0.9
+    assert classifier.is_ood(X).mean() < 0.4
+    again = clone(classifier).fit(X, y)
+    assert np.array_equal(again.ood_score(X), classifier.ood_score(X))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"lr": 0.1}, "method auto chooses lr itself; got lr=0.1"),
+        ({"norm": "layer"}, "chooses norm itself"),
+        ({"score_name": "pds"}, "chooses score_name itself"),
+        ({"false_alarms": 0.001}, "method auto at false_alarms=0.001 needs 999 held-out samples"),
+    ],
+)
+def test_auto_leaves_nothing_else_to_choose(options, match):
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(DissensusError, match=match):
+        DissensusClassifier(method="auto", **options).fit(X, y)
+
+
+def test_auto_takes_no_sample_weights():
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(DissensusError, match="no sample weights"):
+        DissensusClassifier(method="auto").fit(X, y, sample_weight=np.arange(len(y)))

@@ -492,3 +492,24 @@ def test_a_part_of_tiny_imagenet_is_learnt_as_well_as_by_hand(real, tmp_path, ca
     )
     assert code == 0, err
     assert accuracy(tmp_path / "run" / "results.csv", "val") >= 0.46
+
+
+def test_run_with_the_method_that_tune_chooses(tmp_path, capsys, monkeypatch):
+    from dissensus.adaptation import splits
+    from dissensus.training import options
+
+    monkeypatch.setattr(splits, "FOLDS", 1)
+    monkeypatch.setattr(options, "UPDATES", 16)
+    classes(tmp_path / "photos", count=70)
+    arguments = ["run", "--root", tmp_path / "photos", "--methods", "deep-ensemble", "auto", "--out", tmp_path / "runs"]
+    code, out, err = run(capsys, *arguments, *QUICK)
+    assert code == 0, err
+    frame = results.read(tmp_path / "runs" / "results.csv")
+    assert set(frame["method"]) == {"deep-ensemble", "auto"}
+    assert "\nauto " in out
+    folder = tmp_path / "runs" / "auto"
+    assert set(json.loads((folder / "tuning.json").read_text())["stand_ins"]) >= {"classes", "jigsaw", "recolour"}
+    assert Detector.load(folder).threshold.name == json.loads((folder / "tuning.json").read_text())["choice"]["score"]
+    assert settings(folder)["train"] == settings(tmp_path / "runs" / "deep-ensemble")["train"]
+    forbid(monkeypatch)
+    assert run(capsys, *arguments, *QUICK)[1] == out

@@ -50,10 +50,10 @@ class Candidate:
         """The options of `fit`."""
         return {"diversity": self.diversity, "label_smoothing": self.label_smoothing}
 
-    def ensemble(self, features: FeatureSet, members: int, seed: int) -> Ensemble:
-        """The members, untrained."""
+    def ensemble(self, features: FeatureSet, members: int, seed: int, norm: str | None = None) -> Ensemble:
+        """The members, untrained; `norm` is for candidates that say nothing about it."""
         count = METHODS[self.method].members or members
-        return new_ensemble(features, count, tail=self.tail, norm=self.norm, seed=seed)
+        return new_ensemble(features, count, tail=self.tail, norm=self.norm or norm, seed=seed)
 
     def options(self, seed: int, **others: Any) -> TrainOptions:
         """How `fit` trains them."""
@@ -65,8 +65,8 @@ SINGLE, DEEP = Candidate("single"), Candidate("deep-ensemble")
 ALWAYS = (INCUMBENT, DEEP, SINGLE)  # trained to the end, whatever the first rung says
 
 
-def candidates(features: FeatureSet) -> list[Candidate]:
-    """The ensembles to try on these features, the incumbent first."""
+def candidates(features: FeatureSet, norm: str | None = None) -> list[Candidate]:
+    """The ensembles to try on these features, the incumbent first; `norm` is its norm, None: the tail's default."""
     several = [
         *ALWAYS,
         Candidate("deep-ensemble", label_smoothing=0.1),
@@ -76,7 +76,7 @@ def candidates(features: FeatureSet) -> list[Candidate]:
     ]
     tail = (new_ensemble(features, 1).about or {}).get("name")
     if tail == "linear" and len(features.shape) == 1:
-        several += [Candidate("deep-ensemble", norm="layer"), Candidate("deep-ensemble", norm="none")]
+        several += [Candidate("deep-ensemble", norm=each) for each in ("layer", "none", "l2") if each != (norm or "l2")]
         parameters = sum(p.numel() for p in tails.create("mlp", features.width, 2).parameters())
         if len(features) * parameters <= MLP_COST:
             several.append(Candidate("deep-ensemble", norm="l2", tail="mlp"))

@@ -100,7 +100,7 @@ def _why(chosen: Entry, base: Entry, default: Entry, best: Entry) -> str:
     else:
         text = (
             f"It keeps the default score, {base.name} ({base.ranked.mean:.3f}): the best other gain, of {best.name}, "
-            f"is {best.ranked.mean - base.ranked.mean:+.3f} ± {best.ranked.error(base.ranked):.3f}, within noise."
+            f"is {best.ranked.mean - base.ranked.mean:+.3f} ± {best.ranked.error(base.ranked):.3f}, {_but(best, base)}."
         )
     if base is not default:
         text += (
@@ -108,6 +108,13 @@ def _why(chosen: Entry, base: Entry, default: Entry, best: Entry) -> str:
             f"({default.accuracy:.1%} against {chosen.accuracy:.1%})."
         )
     return text
+
+
+def _but(best: Entry, base: Entry) -> str:
+    """Why a higher mean is not enough."""
+    drops = {kind: base.ranked.kinds[kind] - value for kind, value in best.ranked.kinds.items()}
+    worst = max(drops, key=lambda kind: drops[kind])
+    return f"but it loses {drops[worst]:.3f} on {worst}" if drops[worst] > DROP else "within noise"
 
 
 def _versus(chosen: Entry, base: Entry) -> str:

@@ -80,6 +80,7 @@ class Bench:
         store: Where trials are kept.
         members: Of every ensemble.
         seed: Decides initial weights and batches.
+        norm: Of candidates that say nothing about it; None: the tail's default.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Bench:
         store: Store,
         members: int,
         seed: int,
+        norm: str | None = None,
     ) -> None:
+        self.norm = norm
         self.features, self.folds, self.store, self.members, self.seed = features, folds, store, members, seed
         self.sets = [self._sets(fold, made) for fold, made in zip(folds, views, strict=True)]
 
@@ -141,7 +144,7 @@ class Bench:
     def _trained(self, candidate: Candidate, number: int, share: float, progress: bool) -> Ensemble:
         fold = self.folds[number]
         train = fold.relabelled(self.features, fold.fit)
-        ensemble = candidate.ensemble(train, self.members, self.seed)
+        ensemble = candidate.ensemble(train, self.members, self.seed, self.norm)
         settings = planned(candidate, ensemble, train, self.seed)
         options = candidate.options(self.seed, epochs=max(1, round(share * settings.epochs)))
         with warnings.catch_warnings():

@@ -15,20 +15,24 @@ from dissensus.models.ensemble import Ensemble
 AUTO = "auto"
 
 
-def check(parameters: Mapping[str, Any]) -> None:
-    """Raise for parameters that auto chooses itself."""
-    defaults = {**{each.name: each.default for each in OPTIONS}, "norm": None, "tail": "linear", "score_name": None}
-    for name, default in defaults.items():
-        if parameters[name] != default:
+CHOSEN = ("tail", "norm", "score_name", *(each.name for each in OPTIONS))
+
+
+def check(parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise for parameters that auto chooses itself, if they are not the defaults."""
+    for name in CHOSEN:
+        if parameters[name] != defaults[name]:
             raise DissensusError(
                 f"method auto chooses {name} itself; got {name}={parameters[name]!r}: leave it out, or name a method"
             )
 
 
 def choose(
-    features: FeatureSet, held_out: FeatureSet, members: int, seed: int, false_alarms: float
+    features: FeatureSet, held_out: FeatureSet, members: int, norm: str | None, seed: int, false_alarms: float
 ) -> tuple[Ensemble, Threshold]:
     """Return the chosen ensemble, trained on all features, and its threshold."""
-    tuned = tune(features, held_out=held_out, members=members, seed=seed, false_alarms=false_alarms, progress=False)
+    tuned = tune(
+        features, held_out=held_out, members=members, norm=norm, seed=seed, false_alarms=false_alarms, progress=False
+    )
     assert tuned.detector.threshold is not None
     return tuned.ensemble, tuned.detector.threshold

@@ -180,7 +180,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise self._too_few("method auto")
         x = held_out if self.scaler_ is None else self.scaler_.transform(held_out)
         self.ensemble_, self.threshold_ = _auto.choose(
-            features, FeatureSet.from_arrays(x), self.members, seed, self.false_alarms
+            features, FeatureSet.from_arrays(x), self.members, self.norm, seed, self.false_alarms
         )
         self.score_name_ = self.threshold_.name
         return self
@@ -242,7 +242,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         """Raise for parameters that `dissensus.fit` does not check, or explains in other words."""
         if self.method == _auto.AUTO:
-            _auto.check(self.get_params())
+            _auto.check(self.get_params(), type(self)().get_params())
         elif methods.METHODS[self.method].takes_set:
             raise DissensusError(
                 f"{self.method} needs a set to disagree on, which fit(X, y) does not take: "

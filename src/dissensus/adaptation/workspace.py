@@ -1,0 +1,65 @@
+"""The folder of a tuning.
+
+tuning/PLAN/           stand-ins and finished trials; PLAN is a digest of what they depend on
+tuning.csv             all candidates
+tuning.json            the choice, which is made once; the run is beside it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dissensus._core import documents
+from dissensus._core.errors import RunError
+from dissensus._core.files import is_temporary, make_folder, replacing
+from dissensus._core.locks import locked
+from dissensus.adaptation.tuned import DOCUMENT, TABLE, WORK, Tuning, frame_of
+from dissensus.training.run import INFO, TUNING
+
+
+@contextlib.contextmanager
+def claimed(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
+    """The folder for work in progress: OUT/tuning, or a temporary one."""
+    if out is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
+    if (folder / INFO).exists() and not (folder / DOCUMENT).exists():
+        raise RunError(f"{folder} holds a run that tune did not make; choose another --out, or remove it yourself")
+    known = (folder / INFO).exists() or not folder.is_dir()
+    if not known and any(not is_temporary(path.name) and path.name not in TUNING for path in folder.iterdir()):
+        raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
+    work = folder / WORK / plan
+    if (folder / WORK).is_dir() and not work.is_dir():
+        raise RunError(
+            f"{folder} holds another tuning, of other data, members, seed or version; choose another --out, or remove "
+            "it yourself"
+        )
+    make_folder(work)
+    with locked(work / ".lock"):
+        yield work
+
+
+def read_choice(out: str | os.PathLike[str] | None, plan: str) -> Tuning | None:
+    """The choice that was made before, if there is one."""
+    if out is None or not (Path(out) / DOCUMENT).exists():
+        return None
+    remedy = f"remove {Path(out) / DOCUMENT} to choose again"
+    document = documents.read(Tuning, Path(out) / DOCUMENT, remedy=remedy)
+    if document.plan != plan:
+        raise RunError(f"{out} holds another tuning; choose another --out, or remove it yourself")
+    return document
+
+
+def write_choice(out: Path, document: Tuning) -> None:
+    """Write tuning.csv, then tuning.json: a choice is complete or absent."""
+    with replacing(out / TABLE) as temporary:
+        temporary.write_text(frame_of(document).to_csv(index=False, float_format="%.6g"), encoding="utf-8")
+    documents.write(out / DOCUMENT, document)
