@@ -91,4 +91,6 @@ def test_the_command_line_prints_one_line(tmp_path, capsys):
     assert len(lines) == 1
     assert lines[0].startswith("dissensus: warning: sed-a2d stopped")
     assert "logbook" not in lines[0]
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["notes"] == [lines[0].removeprefix("dissensus: warning: ")]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["notes"] == [
+        lines[0].removeprefix("dissensus: warning: ")
+    ]

@@ -38,7 +38,9 @@ def test_a_share_of_every_class_is_held_out(seed):
     pool = Pool(features.subset(torch.arange(200), passes=2), torch.rand(100).double())
     kept, watched = hold_out(pool, settings(early_stop=0.2, seed=seed))
     assert watched.features.class_counts.tolist() == [20, 12, 8], "both passes"
-    samples = [set(part.features.rows(slice(None)).flatten().long().remainder(100).tolist()) for part in (kept, watched)]
+    samples = [
+        set(part.features.rows(slice(None)).flatten().long().remainder(100).tolist()) for part in (kept, watched)
+    ]
     assert samples[0] | samples[1] == set(range(100))
     assert not samples[0] & samples[1]
     torch.testing.assert_close(watched.weight, pool.weight[sorted(samples[1])])
@@ -60,7 +62,9 @@ def test_the_value_is_the_members_mean_cross_entropy():
 
 def test_the_best_weights_are_the_result(tmp_path):
     train = noisy()
-    ensemble = fit(linear(), train, "deep-ensemble", **OVERFITTING, early_stop=0.3, out=tmp_path / "run", progress=False)
+    ensemble = fit(
+        linear(), train, "deep-ensemble", **OVERFITTING, early_stop=0.3, out=tmp_path / "run", progress=False
+    )
     run = Run.open(tmp_path / "run")
     values = [line["cross_entropy"] for line in run.metrics() if line["kind"] == "held-out"]
     assert len(values) == values.index(min(values)) + 1 + PATIENCE < 40, "it stopped"

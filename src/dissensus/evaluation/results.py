@@ -22,8 +22,8 @@ from dissensus.functional import metrics
 SUFFIXES = (".csv", ".json", ".md", ".tex")
 LABELLED = ("id", "shift", "groups")
 DETECTED = ("shift", "ood")
-# An ECE above this is worth a line. Deep networks that are trained for accuracy have 0.02 to 0.1 in distribution, so what
-# is above comes from the settings rather than from the data.
+# An ECE above this is worth a line. Networks that are trained for accuracy have 0.02 to 0.1 in distribution, so what is
+# above comes from the settings rather than from the data.
 MISCALIBRATED = 0.1
 DIVERSITY = {"unique": "#unique", "pds": "PDS"}  # scores whose mean says how diverse members are
 

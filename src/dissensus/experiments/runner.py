@@ -62,7 +62,9 @@ class Job:
             "disagreement": None if where is None else where.fingerprint,
             "tail": ensemble.about,
             "init": self.init,
-            "settings": asdict(self.options.suited(self.method).resolve(self.method, len(ensemble), Task.of(ensemble, suite.train))),
+            "settings": asdict(
+                self.options.suited(self.method).resolve(self.method, len(ensemble), Task.of(ensemble, suite.train))
+            ),
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return f"{self.method}-M{len(ensemble)}-seed{self.options.seed}-{digest[:10]}"

@@ -54,7 +54,9 @@ def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     flags += _tail(settings)
     tail = settings.get("tail") or {}
     task = Task(settings["samples"], tail.get("name"), tail.get("features"))
-    flags += given(_shortest(Settings(**{field.name: settings[field.name] for field in fields(Settings)}), task)).items()
+    flags += given(
+        _shortest(Settings(**{field.name: settings[field.name] for field in fields(Settings)}), task)
+    ).items()
     if settings["precision"] != "32-true":
         flags.append(("precision", settings["precision"]))
     if settings.get("disagreement"):
