@@ -246,9 +246,10 @@ class Settings(Hyperparameters):
     diversity: float
     active: int
     epochs: int
-    lr: float
-    batch_size: int
-    weight_decay: float
+    # with their rules again: run.json is checked by them
+    lr: float = option(None, "", ABOVE_0)
+    batch_size: int = option(None, "", AT_LEAST_1)
+    weight_decay: float = option(None, "", AT_LEAST_0)
 
     def __post_init__(self) -> None:
         check(self)
