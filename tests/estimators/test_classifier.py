@@ -38,7 +38,7 @@ def test_scikit_learns_own_checks(estimator, check):
 
 
 def quick(**options) -> DissensusClassifier:
-    return DissensusClassifier(**{"epochs": 10, "random_state": 0, **options})
+    return DissensusClassifier(**{"epochs": 10, "lr": 2e-2, "random_state": 0, **options})
 
 
 @pytest.fixture(scope="module")
