@@ -72,7 +72,7 @@ def test_tables_of_a_report_are_made_of_the_frame(frame):
     assert list(found.roles) == ["id", "noisy", "away", "halves"]
     quality = found.quality()
     assert [c.group for c in quality.columns if c.name == "id"] == [
-        "accuracy %", "members %", "best member %", "NLL", "Brier", "ECE",
+        "accuracy %", "members %", "best member %", "NLL", "Brier", "ECE", "confidence %",
     ]  # fmt: skip
     assert cell(quality, "NLL", "halves").mean == value(frame, dataset="halves", aggregate="prediction", metric="nll")
     assert [row.names[1] for row in found.by_aggregate().rows] == list(aggregates.AGGREGATES)

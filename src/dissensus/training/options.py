@@ -31,7 +31,7 @@ SMALLEST, LARGEST = 16, 256
 # How fast a linear tail on features of norm sqrt(D) learns, and the share of its weights that decays in a step: see
 # "Defaults" in docs/training.md.
 LINEAR_LR, LINEAR_DECAY = 0.036, 0.002
-LR, WEIGHT_DECAY = 1e-3, 0.01  # of the other tails
+LR, WEIGHT_DECAY = 1e-3, 1.0  # of the other tails
 
 
 class Task(NamedTuple):
@@ -246,9 +246,10 @@ class Settings(Hyperparameters):
     diversity: float
     active: int
     epochs: int
-    lr: float
-    batch_size: int
-    weight_decay: float
+    # with their rules again: run.json is checked by them
+    lr: float = option(None, "", ABOVE_0)
+    batch_size: int = option(None, "", AT_LEAST_1)
+    weight_decay: float = option(None, "", AT_LEAST_0)
 
     def __post_init__(self) -> None:
         check(self)
