@@ -59,14 +59,16 @@ class KNN(FittedScore):
 
     def _search(self, u: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Cosines of the nearest bank rows and their positions, both (B, count), nearest first."""
-        cosines, at = u.new_empty(len(u), 0), torch.empty(len(u), 0, dtype=torch.int64, device=u.device)
+        cosines = at = None
         for start, block in self._blocks(u.dtype):
             top = (u @ block.T).topk(min(count, len(block)))
-            cosines = torch.cat([cosines, top.values], 1)
-            at = torch.cat([at, top.indices + start], 1)
-            if start:
-                best = cosines.topk(min(count, cosines.shape[1]))
-                cosines, at = best.values, at.gather(1, best.indices)
+            if cosines is None or at is None:
+                cosines, at = top.values, top.indices
+                continue
+            both = torch.cat([cosines, top.values], 1)
+            best = both.topk(min(count, both.shape[1]))
+            cosines, at = best.values, torch.cat([at, top.indices + start], 1).gather(1, best.indices)
+        assert cosines is not None and at is not None  # a bank has rows
         return cosines, at
 
     def _blocks(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
