@@ -34,8 +34,8 @@ def list_(what: str) -> None:
     """List the names to choose from, one per line.
 
     Args:
-        what: methods, scores, aggregates, metrics, tails, norms, backbones, engines, corruptions, views, suites, studies
-            or exports.
+        what: methods, scores, aggregates, metrics, tails, norms, backbones, engines, corruptions, views, suites,
+            studies or exports.
     """
     from tabulate import tabulate
 

@@ -144,7 +144,7 @@ class Rule(nn.Module):
 
 def plain(name: str) -> Callable[[Tensor], Tensor]:
     """A score of logits without the chunks that `scores.register` adds."""
-    score = scores.SCORES[name]
+    score = scores.of_logits()[name]
     function: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
     return function
 

@@ -68,7 +68,8 @@ class KNN(FittedScore):
             both = torch.cat([cosines, top.values], 1)
             best = both.topk(min(count, both.shape[1]))
             cosines, at = best.values, torch.cat([at, top.indices + start], 1).gather(1, best.indices)
-        assert cosines is not None and at is not None  # a bank has rows
+        assert cosines is not None  # a bank has rows
+        assert at is not None
         return cosines, at
 
     def _blocks(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:

@@ -53,6 +53,8 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         advice=advice,
         gauge=dial,
         words=words,
+        parts=[] if rule is None else list(zip(verdict.parts, rule.weights, strict=False)),
+        ranked=0 if rule is None or not rule.references else len(rule.references[0]),
         classes=service.top_classes(inspection),
         votes=_votes(verdict),
         few=FEW,
@@ -96,8 +98,8 @@ def _votes(verdict: Verdict) -> str:
 def _among(neighbours: Neighbours | None) -> str:
     if neighbours is None:
         return ""
-    searched, total = len(neighbours.rows), neighbours.total
-    return f"{total:,}" if searched == total else f"a random {searched:,} of {total:,}"
+    searched = len(neighbours.index.rows)
+    return f"{searched:,} images" if neighbours.complete else f"a random {searched:,} of the training images"
 
 
 def gauge(p_value: float, rate: float, count: int) -> Markup:
