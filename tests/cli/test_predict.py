@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,9 @@ def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     assert kept.false_alarms == 0.1
     values = kept.calibrated.values[0]
     expected = Detector.load(home / "run").threshold.calibrated.values[0]
-    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.2)  # features are float16 on disk: ranks may differ
+    assert values.tolist() == pytest.approx(
+        expected.tolist(), abs=0.2
+    )  # features are float16 on disk: ranks may differ
 
 
 def test_calibrate_on_the_training_images_warns(home, copy, capsys):
@@ -127,6 +130,8 @@ def test_json_lines_have_one_object_an_image(home, capsys):
     assert [row["path"] for row in rows] == expected
     assert {row["class"] for row in rows} == {"red", "blue"}
     assert all(len(row["votes"]) == 3 and row["error"] is None for row in rows)
+    assert all([part["score"] for part in row["parts"]] == ["mahalanobis", "pds"] for row in rows)
+    assert all(0 < part["p_value"] <= 1 for row in rows for part in row["parts"])
     assert all((row["verdict"] == "out") == (row["p_value"] <= 0.1) for row in rows)
     out_count = sum(row["verdict"] == "out" for row in rows)
     assert "60 in " in err
@@ -243,7 +248,8 @@ def test_a_table_on_a_terminal(home, capsys):
     assert lines[2].startswith(("nothing unusual ", "out "))
     assert lines[2].endswith("00.png")
     assert lines[3].strip().startswith("votes: ")
-    assert lines[4] == f"error: no such file or directory: {home / 'gone.png'}"
+    assert re.fullmatch(r" +p-values: mahalanobis [01]\.\d{4}, pds [01]\.\d{4}", lines[4])
+    assert lines[5] == f"error: no such file or directory: {home / 'gone.png'}"
 
 
 def test_another_rate_without_calibrating_again(home, capsys):
@@ -356,3 +362,23 @@ def test_a_long_list_holds_memory_flat(home, tmp_path):
         assert sum(row["error"] == "not an image" for row in rows) == count // 100
         peaks[count] = int(done.stderr.splitlines()[-1])
     assert peaks[1_500] < peaks[200] + 40, peaks
+
+
+def test_csv_explains_with_votes_and_p_values(home, capsys):
+    path = home / "fresh" / "red" / "00.png"
+    code, out, _ = run(capsys, "predict", home / "run", path, "--workers", 0, "--explain", "--format", "csv")
+    assert code == 0
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert len(row["votes"].split(";")) == 3
+    assert [part.split("=")[0] for part in row["parts"].split(";")] == ["mahalanobis", "pds"]
+
+
+def test_a_long_expression_is_not_a_heading(home, tmp_path, capsys):
+    copy = shutil.copytree(home / "run", tmp_path / "run")
+    score = "4*mahalanobis+2*ensemble_entropy+feature_norm"
+    detector = Detector.load(copy)
+    detector.calibrate(FeatureSet.open(home / "fresh-features"), 0.1, score).save(copy)
+    _, out, _ = run(capsys, "predict", copy, home / "fresh" / "red" / "00.png", "--format", "table", "--explain")
+    lines = out.splitlines()
+    assert lines[0].split() == ["verdict", "p-value", "score", "sure", "class", "path"]
+    assert re.search(r"mahalanobis [01]\.\d{4}, ensemble_entropy [01]\.\d{4}, feature_norm [01]\.\d{4}$", lines[4])

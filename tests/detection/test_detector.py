@@ -34,7 +34,7 @@ def test_verdicts_say_what_the_ensemble_says(run, more):
     assert one.class_name == detector.classes[int(found.label[3])]
     assert one.verdict in ("nothing unusual", "out")
     assert len(one.votes) == 4
-    assert json.dumps(one.as_dict(votes=True))
+    assert json.dumps(one.as_dict(explain=True))
     frame = found.frame()
     assert list(frame["verdict"]) == [v.verdict for v in found]
     assert [f"member {m}" in frame for m in range(1, 6)] == [True] * 4 + [False]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # not in predict.py, where the parser evaluates annotations: 
     from dissensus.detection.verdicts import Verdict
 
 COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict", "error")
+SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
 
 
 def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int | None) -> Iterator[Verdict]:
@@ -68,10 +69,11 @@ def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict
 
     calibrated = detector.threshold is not None
     class_width = max(5, min(24, max(map(len, detector.classes))))
-    score_width = max(6, len(detector.score_name))
+    score = detector.score_name if len(detector.score_name) <= SCORE_WIDTH else "score"
+    score_width = max(6, len(score))
     verdict_width = len(NOTHING_UNUSUAL)
     headings = ["verdict".ljust(verdict_width), "p-value"] * calibrated
-    headings += [detector.score_name.rjust(score_width), "sure", "class".ljust(class_width), "path"]
+    headings += [score.rjust(score_width), "sure", "class".ljust(class_width), "path"]
     line = "  ".join(headings)
     print(f"{line}\n{'-' * len(line)}", file=file)
 

@@ -96,6 +96,8 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     threshold = Threshold.load(folder, identity, remedy=REMEDY)
     if config.calibrated and threshold is None:
         raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")
+    for name in () if threshold is None else threshold.scores:
+        _check_score(ensemble, name)
     return {
         "ensemble": ensemble,
         "classes": config.classes,
@@ -104,6 +106,14 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
         "threshold": threshold,
         "trained_on": config.trained_on.model_dump(),
     }
+
+
+def _check_score(ensemble: Ensemble, name: str) -> None:
+    """Read a score that the calibration uses, if it is a fitted one, which compares its digest."""
+    try:
+        ensemble.fitted.get(name)
+    except RunError as error:
+        raise RunError(f"{str(error).rpartition(': ')[0]}: {REMEDY}") from error
 
 
 def _find(where: str | os.PathLike[str], revision: str | None) -> Path:
