@@ -205,7 +205,7 @@ def test_images_must_be_those_of_the_features(service, without_knn, place, scans
 def test_images_of_an_index_that_is_a_part_need_the_features(place, scans):
     detector = Detector.load(place / "run")
     knn = detector.ensemble.fitted["knn"]
-    detector.ensemble.fitted["knn"] = KNN({key: value[5::3] for key, value in knn.state_dict().items()})
+    detector.ensemble.fitted["knn"] = KNN({key: value[5::3].contiguous() for key, value in knn.state_dict().items()})
     images = scans.subset(slice(0, 500))
     with pytest.raises(DataError, match="this run keeps a part of them: give --train too"):
         Neighbours.of(detector, None, images)
