@@ -99,7 +99,7 @@ def test_calibrate_several_scores_by_class(home, copy, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 30"),
+        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
         (["--id", "{home}/fresh-features", "--false-alarms", "0"], "between 0 and 1"),
         (["--id", "{home}/fresh-features", "--false-alarms", "7"], "must be a share"),
         (["--id", "{home}/fresh-features", "--score", "pdss"], "did you mean 'pds'"),
@@ -281,7 +281,7 @@ def test_without_calibration_it_says_so_and_goes_on(home, capsys):
         (["{run}", "{home}/fresh", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["{home}/nowhere", "{home}/fresh"], "there is no such folder"),
         (["{home}/uncalibrated", "{home}/fresh", "--false-alarms", "5%"], "needs a calibrated run"),
-        (["{run}", "{home}/fresh", "--false-alarms", "0.001"], "needs 999 calibration samples; got 30"),
+        (["{run}", "{home}/fresh", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
     ],
 )
 def test_predict_misuse(arguments, words, home, tmp_path, capsys, monkeypatch):
