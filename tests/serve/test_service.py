@@ -87,8 +87,8 @@ def test_card_and_result_show_what_the_score_is_made_of(service, place):
     text = cards.card(service, inspection)
     assert "What the score is made of" in text
     assert "among 100 held-out images" in text
-    for name, p_value in verdict.parts:
-        assert f"<td>{name}</td><td>1</td><td>{p_value:.2g}</td>" in text
+    for (name, p_value), weight in zip(verdict.parts, service.detector.threshold.weights, strict=True):
+        assert f"<td>{name}</td><td>{weight:g}</td><td>{p_value:.2g}</td>" in text
     parts = service.result(inspection)["parts"]
     assert [part["score"] for part in parts] == [name for name, _ in verdict.parts]
     assert [part["p_value"] for part in parts] == pytest.approx([p_value for _, p_value in verdict.parts])
