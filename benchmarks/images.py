@@ -26,11 +26,11 @@ from dissensus import backbones
 from dissensus._core import extras
 from dissensus.backbones import Backbone, engines, onnx_runtime
 from dissensus.detection.detector import Detector
-from dissensus.detection.expressions import DEFAULT_SCORE, FALLBACK, score_names
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.export import onnx
 from dissensus.features import FeatureSet, extract
 from dissensus.functional import scores
+from dissensus.functional.expressions import DEFAULT_SCORE, FALLBACK, score_names
 from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.measure import Bar, Comparison, Side, Sizes, compare
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.training.options import TrainOptions
+from dissensus.training.options import Task, TrainOptions
 from dissensus.training.step import Batch, Stepper
 
 DIVERSITY = 0.5  # of every case: enough for the disagreement term to matter
@@ -83,7 +83,7 @@ def random_batch(sizes: Sizes) -> Batch:
 def stepper(sizes: Sizes, members: int, active: int, diversity: float = DIVERSITY, tail: str = "linear") -> Stepper:
     """Return the trainer's stepper for sed-a2d; with diversity=0 it trains a deep ensemble on shared batches."""
     options = TrainOptions(diversity=diversity, active=active, epochs=1, batch_size=sizes.batch, schedule="constant")
-    settings = options.resolve("sed-a2d", members)
+    settings = options.resolve("sed-a2d", members, Task(sizes.batch))
     ensemble = Ensemble(tails.create(tail, sizes.features, sizes.classes), members=members)
     return Stepper(ensemble, settings, cpu_fabric())
 

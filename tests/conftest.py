@@ -41,5 +41,6 @@ def elsewhere() -> FeatureSet:
     return FeatureSet.from_arrays(3 * torch.randn(50, 6, generator=generator))
 
 
-def linear(members: int = 4, seed: int = 0, width: int = 6, classes: int = 3) -> Ensemble:
-    return Ensemble(tails.Linear(width, classes), members=members, seed=seed)
+def linear(members: int = 4, seed: int = 0, width: int = 6, classes: int = 3, norm: str = "none") -> Ensemble:
+    """On the blobs as they are: their lengths tell them apart in a few steps."""
+    return Ensemble(tails.Linear(width, classes, norm), members=members, seed=seed)

@@ -100,6 +100,11 @@ def average_max_prob(logits: Array) -> Array:
     return np.array([1 - sum(max(softmax(logits[m, b])) for m in range(M)) / M for b in range(B)])
 
 
+def single_max_prob(logits: Array) -> Array:
+    """1 - max_c p^1_c, of the first member."""
+    return np.array([1 - max(softmax(z)) for z in logits[0]])
+
+
 def average_max_logit(logits: Array) -> Array:
     """-mean_m max_c z^m_c."""
     M, B, _ = logits.shape
@@ -212,9 +217,11 @@ def knn(train: Array, labels: Array, x: Array, k: int = 10) -> Array:
 
 
 def feature_norm(train: Array, labels: Array, x: Array) -> Array:
-    """((log |x| - m) / s)^2."""
-    logs = np.log(np.sqrt((train**2).sum(1)))
-    return ((np.log(np.sqrt((x**2).sum(1))) - logs.mean()) / logs.std()) ** 2
+    """((log |x| - m - b.(u - mu)) / s)^2, b the regression of log |x| on u."""
+    logs, apart = np.log(np.sqrt((train**2).sum(1))), unit(train) - unit(train).mean(0)
+    slope = np.linalg.inv(oas(apart.T @ apart / len(train), len(train) - 1, True)) @ (apart.T @ logs / len(train))
+    expected = logs.mean() + (unit(x) - unit(train).mean(0)) @ slope
+    return ((np.log(np.sqrt((x**2).sum(1))) - expected) / logs.std()) ** 2
 
 
 def vim(train: Array, x: Array, weight: Array, bias: Array, principal: int, centred: bool = False) -> Array:

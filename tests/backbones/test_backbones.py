@@ -217,6 +217,8 @@ def test_the_cut_of_many_kinds_of_models(name, layers, kind, shape):
     one = backbones.create(name, "random", layers=1)
     assert one.layers == 1
     assert type(one.tail) is tails.Linear
+    for each in (backbone, one):  # the model has no norm before these layers
+        assert each.describe()["tail"]["norm"] == each.tail.norm == each.new_tail(3).norm == "none"
 
 
 def cut_of(name, model):

@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
 def test_train_prints_the_run_folder_and_evaluate_a_table(trained, capsys):
     code, out, err = run(capsys, "evaluate", trained, "--suite", "digits", "--no-progress")
     assert code == 0
-    assert "AUROC pds" in out
+    assert "AUROC combined" in out
     assert "sed-a2d" in out
     assert err == ""
 
@@ -43,7 +43,7 @@ def test_evaluate_prints_the_same_table_in_other_formats(kind, trained, capsys):
     assert code == 0
     starts = {"csv": "method,accuracy id", "json": "[", "md": "| method", "tex": r"\begin{tabular}"}
     assert out.startswith(starts[kind])
-    assert "AUROC pds" in out
+    assert "AUROC combined" in out
     assert out.count("sed-a2d") == 1
 
 
@@ -52,14 +52,14 @@ def test_evaluate_compares_any_runs_by_folder_where_nothing_else_differs(trained
     command = ["--suite", "digits", "--no-progress", "--no-keep", "--format", "md"]
     _, out, _ = run(capsys, "evaluate", trained, copy, trained, *command)
     rows = [line.split("|")[1].strip() for line in out.splitlines()[2:]]
-    assert rows == [f"sed-a2d ({trained})", f"sed-a2d ({copy})"]
+    assert rows == [f"sed-a2d ({trained})", f"sed-a2d ({copy})", "single + max softmax", "single + knn"]
     assert main(["train", "digits", "--out", str(tmp_path / "seed"), "--seed", "1", *QUICK]) == 0
     assert main(["train", "digits", "--out", str(tmp_path / "lr"), "--lr", "0.01", *QUICK]) == 0
     capsys.readouterr()
     _, out, _ = run(capsys, "evaluate", trained, tmp_path / "seed", tmp_path / "lr", *command)
     rows = [line.split("|")[1].strip() for line in out.splitlines()[2:]]
-    assert len(rows) == 2
-    assert all(row.startswith("sed-a2d lr=") for row in rows)
+    assert len(rows) == 2 + 2  # with the baselines
+    assert all(row.startswith("sed-a2d lr=") for row in rows[:2])
     assert " ± " in out.splitlines()[2]
 
 
@@ -72,6 +72,8 @@ def test_evaluate_compares_runs_of_different_backbones_each_through_its_own(trai
     assert [line.split(",")[0] for line in out.splitlines()[1:]] == [
         "sed-a2d backbone=lite0-1-64",
         "sed-a2d backbone=none",
+        "single + max softmax",
+        "single + knn",
     ]
 
 
@@ -123,6 +125,7 @@ def test_list(what, capsys):
         "suites": "digits",
         "tails": "mlp",
         "views": "jigsaw",
+        "norms": "layer",
     }
     assert what not in known or known[what] in names
     assert all(len(line.split()) > 3 for line in out.splitlines()), "every name is explained"

@@ -76,9 +76,7 @@ def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     assert kept.false_alarms == 0.1
     values = kept.calibrated.values[0]
     expected = Detector.load(home / "run").threshold.calibrated.values[0]
-    assert values.tolist() == pytest.approx(
-        expected.tolist(), abs=0.2
-    )  # features are float16 on disk: ranks may differ
+    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.2)  # float16 on disk: ranks differ
 
 
 def test_calibrate_on_the_training_images_warns(home, copy, capsys):

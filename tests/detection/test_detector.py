@@ -12,10 +12,13 @@ from scipy import stats
 from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.detection.detector import Detector
+from dissensus.detection.samples import resolve
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, scores
+from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from dissensus.training import fit_scores
 from dissensus.training._fit import fit
 from tests.conftest import blobs, linear
 
@@ -202,6 +205,96 @@ def test_the_promised_rate_holds_on_digits(score):
     # of one split's size: the splits share their samples, so that twenty of them say little more than one
     low, high = stats.binom.interval(0.99, fresh // 20, 0.05)
     assert low <= alarms / 20 <= high
+
+
+def test_by_default_a_distance_and_disagreement_are_combined(run, more):
+    detector = Detector.load(run)
+    assert detector.score_name == "mahalanobis"
+    assert detector.calibrate(more).score_name == DEFAULT_SCORE
+    assert detector.threshold.references
+    least = conformal.needed(0.05)
+    assert detector.calibrate(more.subset(range(2 * least)), 0.05).score_name == DEFAULT_SCORE
+    assert detector.calibrate(more.subset(range(2 * least - 1)), 0.05).score_name == "mahalanobis"
+    assert detector.calibrate(more, 0.05, by_class=True).score_name == DEFAULT_SCORE
+    few = more.subset(range(90))  # about 30 of each class, where one score needs 19 and two 38
+    assert detector.calibrate(few, 0.05, by_class=True).score_name == "mahalanobis"
+    with pytest.raises(DataError, match="needs 19 calibration samples predicted as"):
+        detector.calibrate(few, 0.05, "mahalanobis+pds", by_class=True)
+    plain = Detector(fit(linear(), blobs(), "deep-ensemble", epochs=1, scores=(), progress=False))
+    assert plain.score_name == plain.calibrate(more).score_name == "pds"
+    with pytest.raises(DissensusError, match="score 'mahalanobis' must be fitted to training features"):
+        plain.calibrate(more, score="mahalanobis+pds")
+
+
+def test_weights_are_kept_with_the_run(run, more, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    detector = Detector.load(copy).calibrate(more, score="2*mahalanobis+pds")
+    detector.save(copy)
+    again = Detector.load(copy)
+    assert again.score_name == "2*mahalanobis+pds"
+    assert again.threshold.weights == (2.0, 1.0)
+    assert torch.equal(again.predict(more).score, detector.predict(more).score)
+    outputs = next(iter(detector.members.outputs(resolve(more))))
+    values = [scores.compute(n, *outputs, detector.ensemble.fitted).float() for n in ("mahalanobis", "pds")]
+    expected = conformal.evidence(detector.threshold.references, values, (2.0, 1.0))
+    assert torch.equal(detector.predict_outputs(outputs).score, expected)
+
+
+def test_a_calibration_for_other_fitted_scores_is_refused(run, more, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    ensemble = Ensemble.load(copy / "ensemble")
+    Detector.load(copy).calibrate(more).save(copy)
+    fit_scores(ensemble, blobs(seed=5))
+    with pytest.raises(RunError, match="holds another ensemble"):
+        Detector(ensemble).calibrate(more).save(copy)
+    ensemble.save(copy / "ensemble")
+    with pytest.raises(RunError, match=r"holds for the fitted score mahalanobis it was made with; .*calibrate again"):
+        Detector.load(copy)
+    ensemble.fitted = {}
+    ensemble.save(copy / "ensemble")
+    with pytest.raises(RunError, match="holds for the fitted score mahalanobis it was made with"):
+        Detector.load(copy)
+    Detector.load(copy, calibrated=False).calibrate(more, score="pds+bma").save(copy)
+    fit_scores(ensemble, blobs(seed=6))
+    ensemble.save(copy / "ensemble")
+    assert Detector.load(copy).score_name == "pds+bma", "it uses no fitted score"
+
+
+FAR = {
+    "twenty deviations away": lambda x: x + 20 * x.std(0),
+    "a constant": lambda x: torch.full_like(x, 7.0),
+    "nothing": torch.zeros_like,
+    "times 100": lambda x: 100 * x,
+    "times 5": lambda x: 5 * x,
+}
+
+
+@pytest.mark.parametrize("width", [6, 64])
+@pytest.mark.parametrize("change", FAR)
+@pytest.mark.parametrize("score", [None, "mahalanobis+pds+feature_norm"])
+def test_what_is_far_away_is_called_out(score, change, width, request):
+    if score is None and change.startswith("times") and "feature_norm" not in DEFAULT_SCORE:
+        reason = "mahalanobis and knn see directions only: features times 100 need feature_norm in the default"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    train, fresh = blobs(400, width=width), blobs(200, width=width, seed=8)
+    ensemble = fit(linear(width=width), train, epochs=10, lr=1e-2, batch_size=32, progress=False)
+    detector = Detector(ensemble).calibrate(blobs(400, width=width, seed=7), 0.05, score)
+    assert detector.predict(fresh).out.double().mean() < 0.12
+    assert detector.predict(FAR[change](fresh.rows(slice(None)))).out.double().mean() > 0.9
+
+
+def test_maps_are_scored_too(tmp_path):
+    """Features (D, H, W) of a conv tail: scores of features average them over positions."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(600) % 3
+    x = torch.randn(600, 6, 2, 2, generator=generator) + 3 * torch.eye(6)[labels][..., None, None]
+    ensemble = Ensemble(tails.Conv(6, 3), members=3)
+    train = FeatureSet.from_arrays(x[:300], labels[:300])
+    fit(ensemble, train, "deep-ensemble", epochs=3, batch_size=32, progress=False, out=tmp_path)
+    detector = Detector.load(tmp_path).calibrate(x[300:500], 0.05)
+    assert detector.score_name == DEFAULT_SCORE
+    assert detector.predict(x[500:]).out.double().mean() < 0.2
+    assert detector.predict(-x[500:]).out.all()
 
 
 def test_needed_is_what_the_refusal_says(run, more):

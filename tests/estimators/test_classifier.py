@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dissensus import DissensusClassifier, DissensusError
 from dissensus._core.errors import DataError, UnknownNameError
+from dissensus.functional import expressions, scores
 from dissensus.training import _fit as training
 
 EXPECTED_TO_FAIL = {
@@ -65,6 +66,16 @@ def test_every_method_without_a_set_learns(method, digits):
     classifier = quick(method=method, members=1 if method == "single" else 3, confidence=0.9).fit(X[:400], y[:400])
     assert classifier.score(X[400:], y[400:]) > 0.7
     assert len(classifier.ensemble_) == classifier.members
+
+
+def test_the_norm_is_the_tails_own_unless_given(digits):
+    X, y = digits
+    raw = quick(epochs=3, norm="none").fit(X, y)
+    for given, norm in ((None, "l2"), ("l2", "l2"), ("layer", "layer"), ("none", "none")):
+        classifier = quick(epochs=3, norm=given).fit(X, y)
+        assert classifier.ensemble_.about["norm"] == norm
+        assert np.array_equal(classifier.predict_proba(X), raw.predict_proba(X)) == (norm == "none")
+    assert quick(epochs=3, tail="mlp", lr=0.01).fit(X, y).ensemble_.about["norm"] == "none"
 
 
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
@@ -114,6 +125,49 @@ def test_false_alarms_are_as_many_as_promised(score, size, calibrating):
         rates.append(classifier.is_ood(X_test).mean())
     low, high = stats.binom(20 * (len(X) - size), 0.05).interval(0.99)
     assert low <= (len(X) - size) * sum(rates) <= high
+
+
+@pytest.mark.parametrize("score", ["knn", "2*mahalanobis+pds", "vim+bma", None])
+def test_every_score_expression_works_and_survives_a_pickle(score, digits):
+    X, y = digits
+    classifier = quick(score_name=score).fit(X, y)
+    assert classifier.score_name_ == (score or expressions.DEFAULT_SCORE)
+    names, _ = expressions.score_names(classifier.score_name_)
+    needed = [name for name in names if scores.is_fitted(name)]
+    assert list(classifier.ensemble_.fitted) == needed, "a score that is not used would only make the pickle larger"
+    again = pickle.loads(pickle.dumps(classifier))
+    assert np.array_equal(again.ood_score(X), classifier.ood_score(X))
+    assert np.array_equal(again.is_ood(X), classifier.is_ood(X))
+    assert clone(classifier).score_name == score
+    strange = np.random.default_rng(0).permuted(X[:100], axis=1)
+    assert classifier.is_ood(strange).mean() > 0.2
+
+
+def test_a_single_fitted_score_is_that_of_standardised_features(digits):
+    X, y = digits
+    classifier = quick(score_name="mahalanobis").fit(X, y)
+    features = torch.from_numpy(classifier.scaler_.transform(X.astype(np.float64)))
+    expected = classifier.ensemble_.fitted["mahalanobis"](features, torch.zeros(5, len(X), 10))
+    assert expected.dtype == torch.float64
+    np.testing.assert_allclose(classifier.ood_score(X), expected.numpy(), rtol=1e-9)
+
+
+def test_the_default_follows_what_is_held_out():
+    X, y = load_iris(return_X_y=True)
+    assert quick().fit(X, y).score_name_ == "mahalanobis"  # 30 held out: enough for one score
+    assert quick(calibration=0.3).fit(X, y).score_name_ == expressions.DEFAULT_SCORE
+    assert quick(calibration=0).fit(X, y).score_name_ == "mahalanobis"
+    with pytest.warns(UserWarning, match="the score mahalanobis is left out"):
+        assert quick(calibration=0).fit(X[::50], y[::50]).score_name_ == "pds"
+
+
+def test_a_combination_needs_held_out_samples():
+    X, y = load_iris(return_X_y=True)
+    classifier = quick(score_name="mahalanobis+pds").fit(X, y)
+    assert classifier.threshold_ is None
+    for method in (classifier.ood_score, classifier.is_ood):
+        with pytest.raises(DataError, match=r"needs 38 held-out samples; .* fit on 190 or more"):
+            method(X)
 
 
 def test_the_rate_can_be_changed_without_training(fitted, digits):
@@ -279,6 +333,7 @@ def test_weights_of_one_change_nothing_and_of_zero_leave_out(fitted, digits):
         ({"method": "sed-a2b"}, UnknownNameError, "did you mean 'sed-a2d'"),
         ({"score_name": "pdss"}, UnknownNameError, "did you mean 'pds'"),
         ({"tail": "linaer"}, UnknownNameError, "did you mean 'linear'"),
+        ({"norm": "l3"}, UnknownNameError, "unknown norm 'l3': did you mean 'l2'"),
         ({"method": "a2d"}, DissensusError, "use method='sed-a2d'"),
         ({"method": "divdis"}, DissensusError, "use method='sed-divdis'"),
         ({"method": "single"}, DissensusError, "trains 1 member; got members=5"),

@@ -6,14 +6,15 @@ import pandas as pd
 import pytest
 import torch
 
-from dissensus._core.errors import DataError, ShapeError, UnknownNameError
+from dissensus._core.errors import DataError, DissensusError, ShapeError, UnknownNameError
 from dissensus.evaluation import predictions
 from dissensus.evaluation._evaluate import COLUMNS, evaluate
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.functional import metrics, scores
 from dissensus.functional.metrics import detection
-from tests.conftest import blobs
+from dissensus.training._fit import fit
+from tests.conftest import blobs, linear
 from tests.evaluation.conftest import value
 
 
@@ -121,6 +122,34 @@ def test_a_users_own_score_is_evaluated_too(ensemble, sets):
         assert set(frame["score"]) == {"", "own_spread", "pds", "unique"}
     finally:
         del scores.SCORES["own_spread"]
+
+
+def test_fitted_scores_are_rows_like_others(ensemble, sets, frame):
+    assert set(scores.of_features()) == set(ensemble.fitted)
+    assert set(frame["score"]) >= {"", *scores.SCORES}
+    x, inside = (sets[i].features.rows(slice(None)) for i in (3, 0))
+    with torch.no_grad():
+        away, near = (scores.compute("mahalanobis", ensemble(f), f, ensemble.fitted) for f in (x, inside))
+    expected = metrics.detection(near, away)
+    for metric in ("auroc", "fpr95"):
+        found = value(frame, dataset="away", score="mahalanobis", metric=metric)
+        assert found == pytest.approx(expected[metric], abs=1e-6)
+    only = evaluate(ensemble, sets, score_names=["knn", "pds", "knn"], progress=False)
+    assert set(only["score"]) == {"", "knn", "pds", "unique"}
+
+
+def test_a_single_model_has_distances_too(sets):
+    alone = fit(linear(members=1), blobs(), "single", epochs=5, lr=0.05, batch_size=32, progress=False)
+    frame = evaluate(alone, sets, progress=False)
+    assert value(frame, dataset="away", score="knn", metric="auroc") > 0.8
+
+
+def test_a_score_that_is_not_fitted_is_left_out_or_refused(sets):
+    plain = fit(linear(), blobs(), "deep-ensemble", epochs=1, scores=["mahalanobis"], progress=False)
+    frame = evaluate(plain, sets, progress=False)
+    assert set(frame["score"]) == {"", "mahalanobis", *scores.of_logits()}
+    with pytest.raises(DissensusError, match="score 'knn' must be fitted to training features; this ensemble does not"):
+        evaluate(plain, sets, score_names=["pds", "knn"])
 
 
 def test_misuse(ensemble, sets):

@@ -11,6 +11,7 @@ from dissensus import report
 from dissensus._core.errors import DissensusError, RunError
 from dissensus.evaluation import results
 from dissensus.evaluation._evaluate import evaluate
+from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.results import Results
 from dissensus.evaluation.tables import Table, Value
 from dissensus.functional import aggregates, metrics
@@ -25,7 +26,7 @@ def cell(table: Table, group: str, name: str, row: int = 0) -> Value:
 
 
 def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(frame):
-    table = Results(frame).summary()
+    table = Results(frame).summary(score="pds")
     groups = [column.group for column in table.columns]
     assert [(c.group, c.name) for c in table.columns[:2]] == [("accuracy %", "id"), ("members %", "id")]
     assert groups.index("members %") < groups.index("AUROC pds")
@@ -40,6 +41,13 @@ def test_the_summary_puts_id_accuracy_of_ensemble_and_members_before_any_auroc(f
     narrow = table.text(width=80)
     assert max(map(len, narrow.splitlines())) <= 80
     assert narrow.count("method") > 1
+
+
+def test_runs_that_differ_in_their_norm_have_rows_of_their_own():
+    tail = {"name": "linear", "features": 6, "classes": 3}
+    settings = [{"method": "sed-a2d", "seed": 0, "tail": {**tail, "norm": norm}} for norm in ("l2", "none")]
+    assert name_runs(settings, ["a", "b"]) == [("sed-a2d norm=l2",) * 2, ("sed-a2d norm=none",) * 2]
+    assert name_runs(settings[:1], ["a"]) == [("sed-a2d", "sed-a2d")]
 
 
 def test_seeds_are_averaged_and_equal_methods_told_apart(frame):

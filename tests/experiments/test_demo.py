@@ -7,7 +7,7 @@ import pytest
 from dissensus.cli import main
 from dissensus.evaluation import results
 from dissensus.training import TrainOptions, methods
-from dissensus.training.options import MEMBERS
+from dissensus.training.options import MEMBERS, Task
 
 
 @pytest.mark.slow
@@ -35,5 +35,5 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
 def test_every_member_makes_the_same_number_of_steps_in_the_demo():
     for name, method in methods.METHODS.items():
         members = method.members or MEMBERS
-        settings = TrainOptions(member_epochs=20).resolve(name, members)
+        settings = TrainOptions(member_epochs=20).resolve(name, members, Task(500))
         assert settings.epochs * settings.active / members == 20, name

@@ -133,7 +133,7 @@ def test_run_does_the_whole_job_and_a_second_call_repeats_nothing(photos, tmp_pa
     assert code == 0
     methods = ["single", "deep-ensemble", "sed-a2d"]
     assert [line.split()[0] for line in out.splitlines() if line.split()[:1] in [[m] for m in methods]][:3] == methods
-    assert "AUROC pds" in out
+    assert "AUROC combined" in out
     assert "junk" in out
     assert "folders 3/3: sed-a2d" in err
     frame = results.read(tmp_path / "run" / "results.csv")
@@ -247,7 +247,15 @@ def test_run_with_two_layers_pretrained_and_augmented(photos, tmp_path, capsys):
     )  # fmt: skip
     assert code == 0
     chosen = settings(tmp_path / "run" / "single")
-    assert chosen["tail"] == {"name": "mlp", "features": 64, "classes": 3, "hidden": 192, "gamma": None, "eps": 1e-6}
+    assert chosen["tail"] == {
+        "name": "mlp",
+        "features": 64,
+        "classes": 3,
+        "hidden": 192,
+        "gamma": None,
+        "eps": 1e-6,
+        "norm": "none",
+    }
     folder = tmp_path / "run" / "features" / "folders" / "test_vit-32px-2layers"
     index = json.loads((folder / "train-2passes" / "index.json").read_text())
     assert (index["count"], index["provenance"]["passes"]) == (36, 2)

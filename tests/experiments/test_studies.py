@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet
+from dissensus.functional.scores import SCORES
 from dissensus.training import TrainOptions
 from tests.conftest import blobs
 
@@ -45,6 +47,7 @@ def tiny(seed: int = 0) -> Suite:
 
 
 def lab(tmp_path, **options) -> Lab:
+    options = {"norm": "none", **options}  # sure of some samples after two epochs, as two-stage needs it
     return Lab(lambda **changes: tiny(), tmp_path, TRAINING, quick=True, progress=False, **options)
 
 
@@ -104,15 +107,41 @@ def test_what_is_trained_is_not_trained_again(tmp_path, monkeypatch):
     assert once == len(steps)
 
 
+def test_a_study_keeps_the_values_of_fitted_scores_but_not_their_states(tmp_path, monkeypatch):
+    (table, *_) = studies.run("scores", lab(tmp_path)).tables
+    assert {row.names[0] for row in table.rows} == set(SCORES)
+    assert not list(tmp_path.rglob("scores.safetensors"))
+    for path in tmp_path.rglob("evaluation*"):  # the values are gone: the run is evaluated again, scores included
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    steps = count_steps(monkeypatch)
+    (again, *_) = studies.run("scores", lab(tmp_path)).tables
+    assert again == table
+    assert not steps
+
+
 def test_changing_one_thing_repeats_what_depends_on_it(tmp_path, monkeypatch):
     steps = count_steps(monkeypatch)
     trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
     lab(tmp_path).run(trials)
     steps.clear()
-    changed = Lab(lambda **changes: tiny(), tmp_path, replace(TRAINING, diversity=0.3), quick=True, progress=False)
+    other = replace(TRAINING, diversity=0.3)
+    changed = Lab(lambda **changes: tiny(), tmp_path, other, quick=True, progress=False, norm="none")
     changed.run(trials)  # a deep ensemble has no diversity
     assert len(steps) == 5 * 4  # sed-a2d: 2 epochs x 5 / 2 members, of 4 batches
     assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_the_norm_is_of_the_lab_unless_the_trial_has_one(tmp_path):
+    raw, mine = Trial("raw", "deep-ensemble"), Trial("mine", "deep-ensemble", norm="layer")
+    names = [
+        bench.job(trial, 0).name(tiny())
+        for bench in (lab(tmp_path, norm="none"), lab(tmp_path, norm=None), lab(tmp_path, norm="l2"))
+        for trial in (raw, mine)
+    ]
+    assert names[1] == names[3] == names[5]
+    assert names[2] == names[4], "l2 is the default"
+    assert len(set(names)) == 3
+    assert lab(tmp_path).job(raw, 0).ensemble(tiny()).tail.norm == "none"
 
 
 def test_a_stopped_study_repeats_only_the_run_in_flight(tmp_path, monkeypatch):
@@ -209,7 +238,7 @@ def test_the_command_prints_tables_and_a_second_call_is_silent(registered, tmp_p
         str(tmp_path),
         "--no-progress",
     ]
-    options = ["--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]
+    options = ["--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99", "--norm", "none"]
     assert main([*command, *options]) == 0
     first = capsys.readouterr()
     assert "study 1 of 2: two-stage" in first.err
@@ -226,7 +255,24 @@ def test_the_command_prints_tables_and_a_second_call_is_silent(registered, tmp_p
 
 def test_all_leaves_out_what_the_suite_cannot_do(registered, tmp_path, capsys):
     command = ["study", "all", "--suite", "tiny-clouds", "--quick", "--out", str(tmp_path), "--no-progress"]
-    assert main([*command, "--member-epochs", "2", "--lr", "0.05", "--batch-size", "32", "--confidence", "0.99"]) == 0
+    assert (
+        main(
+            [
+                *command,
+                "--member-epochs",
+                "2",
+                "--lr",
+                "0.05",
+                "--batch-size",
+                "32",
+                "--confidence",
+                "0.99",
+                "--norm",
+                "none",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr()
     assert "left out: study layers needs backbone" in told.err
     assert "left out: study examples needs images" in told.err

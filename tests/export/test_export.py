@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ from dissensus.features import FeatureSet
 from dissensus.functional import scores
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from dissensus.models.norms import NORMS
 from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
@@ -87,15 +89,14 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A calibrated run on lite0, and PNG files to predict."""
+    """A calibrated run on lite0, one on features as they are, and PNG files to predict."""
     folder = tmp_path_factory.mktemp("photos")
     backbone = backbones.create("lite0", layers=1, size=SIZE)
     engine = engines.create("eager", backbone)
     about = {"backbone": backbone.describe()}
     train = FeatureSet.from_arrays(engine(pixels(60)), torch.arange(60) % 3, provenance=about)
     fit(new_ensemble(train, 3), train, "sed-a2d", epochs=3, out=folder / "run", progress=False)
-    plain = new_ensemble(train, 3, norm="none")  # which timm can hold
-    fit(plain, train, "sed-a2d", epochs=1, out=folder / "plain", progress=False)
+    fit(new_ensemble(train, 3, norm="none"), train, "sed-a2d", epochs=3, out=folder / "raw", progress=False)
     held_out = FeatureSet.from_arrays(engine(pixels(60, seed=1)), provenance=about)
     Detector.load(folder / "run").calibrate(held_out, 0.1, "feature_norm+pds").save(folder / "run")
     for i, array in enumerate(pixels(12, seed=2).numpy()):
@@ -166,6 +167,29 @@ def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
         assert (got["verdict"] == expected.out).double().mean() > 0.99
         assert ((got["p_value"] - expected.p_value).abs() <= 1e-4).double().mean() > 0.95
     assert 0.05 < expected.out.double().mean() < 0.9, "both verdicts must be seen"
+
+
+@needs_onnx
+@pytest.mark.parametrize("tail", ["linear", "mlp", "conv"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_is_the_same_also_for_rows_without_direction(tail, norm, tmp_path):
+    ensemble = Ensemble(tails.create(tail, 6, 3, norm), members=3)
+    with torch.no_grad():
+        for value in ensemble.parameters():
+            value.add_(0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
+    onnx.write(Detector(ensemble, NAMES), tmp_path / "d.onnx")
+    x = 5 * torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
+    x[0], x[1], x[2], x[3] = 0, 1000 / 3, 100 * x[5], 1e-6 * x[5]
+    outputs = onnx_runtime.session(tmp_path / "d.onnx")(x)
+    with torch.inference_mode():
+        expected = ensemble(x)
+    assert expected.isfinite().all()
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(outputs["logits"], expected.mean(0), **close)
+    torch.testing.assert_close(outputs["member_probs"], expected.softmax(-1), **close)
+    if norm == "l2":
+        for row in (2, 3):
+            torch.testing.assert_close(outputs["logits"][row], outputs["logits"][5], **close)
 
 
 @needs_onnx
@@ -351,6 +375,21 @@ def test_tails_that_timm_cannot_hold(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("norm", ["l2", "layer"])
+def test_timm_has_no_place_for_a_norm(norm, tmp_path):
+    backbone = backbones.create("test_vit", "random", layers=1, size=SIZE)
+    detector = Detector(Ensemble(tails.create("linear", 64, 3, norm), members=2), NAMES, backbone=backbone)
+    rule = (
+        f"timm is an export target that cannot hold the tail; test_vit has no place for norm {norm}, which this run's "
+        "members begin with: train with --norm none, or export it to onnx or hub"
+    )
+    with pytest.raises(DissensusError, match=f"^{re.escape(rule)}$"):
+        checkpoint.write(detector, tmp_path / "soup.safetensors")
+    assert not list(tmp_path.iterdir())
+    raw = Detector(Ensemble(tails.create("linear", 64, 3, "none"), members=2), NAMES, backbone=backbone)
+    checkpoint.write(raw, tmp_path / "soup.safetensors")
+
+
 def test_a_soup_that_timm_would_run_otherwise_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(surgery, "join", lambda model, trunk, tail: None)
     with pytest.raises(DissensusError, match=r"cannot hold the tail; with it, timm's tf_efficientnet_lite0 differs"):
@@ -440,7 +479,8 @@ def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
     assert isinstance(yaml.safe_load(text.split("---")[1]), dict)
     config = json.loads((tmp_path / "after" / "config.json").read_text())
     assert config["training"]["method"] == "sed-a2d"
-    assert config["training"]["tail"]["name"] == "linear"
+    assert config["training"]["tail"] == {"name": "linear", "features": 6, "classes": 3, "norm": "none"}
+    assert "norm none" in text
 
 
 def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
@@ -553,7 +593,7 @@ def test_the_command_writes_each_kind(photos, tmp_path, capsys):
     assert (code, out) == (0, f"{tmp_path / 'new' / 'd.onnx'}\n")
     assert "MB): for ONNX Runtime, checked against PyTorch" in err
     assert "warning" not in err
-    code, out, err = command(capsys, photos / "plain", "--to", "timm", "--out", tmp_path / "s.safetensors")
+    code, out, err = command(capsys, photos / "raw", "--to", "timm", "--out", tmp_path / "s.safetensors")
     assert code == 0
     assert out.startswith("model = timm.create_model('tf_efficientnet_lite0', num_classes=3, checkpoint_path='")
     assert "mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)" in out

@@ -263,7 +263,7 @@ def test_the_length_zero_is_finite_and_far() -> None:
     with_zeros = torch.cat([x, zeros])
     close(scored("feature_norm", with_zeros, torch.cat([labels, labels[:2]]), x), scored("feature_norm", x, labels, x))
     for value in fit("feature_norm", torch.zeros(8, D), torch.arange(8) % C).state_dict().values():
-        assert value.isfinite()
+        assert value.isfinite().all()
 
 
 # Awkward data
@@ -365,6 +365,32 @@ def test_a_bank_is_float16_where_that_loses_nothing() -> None:
     late[-1, 0] = 1 + 2**-20
     assert fit("knn", late, labels).bank.dtype == torch.float32
     close(scored("knn", x.double(), labels, q.double()), expected("knn", x.double(), labels, q.double()))
+
+
+# Tracing
+
+
+class Traced(torch.nn.Module):
+    """A score without chunks, as exports call it."""
+
+    def __init__(self, score: FittedScore) -> None:
+        super().__init__()
+        self.score = score
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        return self.score.forward(fitted.vectors(features), logits)
+
+
+@every_score
+def test_exportable_scores_can_be_traced_for_any_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "BLOCK", 50)
+    x, labels, q = data(dtype=torch.float32)
+    score, logits, batch = fit(name, x, labels), logits_of(q, head()), torch.export.Dim("batch")
+    assert score.exportable
+    program = torch.export.export(Traced(score), (q, logits), dynamic_shapes=({0: batch}, {1: batch}))
+    for rows in (2, 7):
+        asked = q[:rows], logits[:, :rows]
+        close(program.module()(*asked), score(*asked), rtol=1e-5, atol=1e-5)
 
 
 # Memory

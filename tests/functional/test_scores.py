@@ -28,6 +28,7 @@ BUILT_IN = [
     "average_energy",
     "average_entropy",
     "average_max_prob",
+    "single_max_prob",
     "average_max_logit",
     "ensemble_entropy",
     "gen",

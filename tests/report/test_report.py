@@ -345,7 +345,7 @@ def test_seeds_of_one_method_are_one_row_with_a_deviation(page):
     text = page.read_text()
     glance = re.search(r"At a glance, by pds.*?</table>", text, re.S)[0]
     assert re.search(r'<th scope="row">sed-a2d</th><td data-value="[^"]+">(<strong>)?[\d.]+ ± [\d.]+', glance)
-    assert glance.count('<th scope="row">') == 3
+    assert glance.count('<th scope="row">') == 3 + 2  # the methods, and single models with max softmax and knn
     assert "sed-a2d, seed 0" in text
     assert "sed-a2d, seed 1" in text
 
@@ -367,9 +367,36 @@ def test_commands_repeat_what_differs_from_the_defaults(runs):
     changes = dict(reproduce.changes(found.run.settings))
     assert changes == {
         "method": "sed-a2d", "members": "4", "diversity": "0.1", "epochs": "3", "lr": "0.05", "seed": "1",
+        "norm": "none",
     }  # fmt: skip
     for command in reproduce.commands(found):
         assert parser.parse(shlex.split(command)[1:])[0] in ("train", "evaluate")
+
+
+LINEAR = {"name": "linear", "features": 64, "classes": 3}
+CUT_OFF = {"name": "mlp", "features": 64, "classes": 1000, "hidden": 192, "gamma": None, "eps": 1e-6, "norm": "none"}
+ONE_LAYER = {"layers": 1, "tail": {**LINEAR, "classes": 1000, "norm": "none"}}
+
+
+@pytest.mark.parametrize(
+    ("tail", "backbone", "expected"),
+    [
+        ({**LINEAR, "norm": "l2"}, None, {}),
+        ({**LINEAR, "norm": "none"}, None, {"norm": "none"}),
+        ({**LINEAR, "norm": "l2"}, ONE_LAYER, {}),
+        ({**LINEAR, "norm": "none"}, ONE_LAYER, {"norm": "none"}),
+        ({**CUT_OFF, "classes": 3}, {"layers": 2, "tail": CUT_OFF}, {}),
+        ({**CUT_OFF, "classes": 3, "norm": "l2"}, {"layers": 2, "tail": CUT_OFF}, {"norm": "l2"}),
+        ({**CUT_OFF, "classes": 3, "hidden": 256}, {"layers": 2, "tail": CUT_OFF}, {"tail": "mlp"}),
+        ({**LINEAR, "norm": "layer"}, {"layers": 2, "tail": CUT_OFF}, {"tail": "linear", "norm": "layer"}),
+        ({**CUT_OFF, "classes": 3, "norm": "layer"}, None, {"tail": "mlp", "norm": "layer"}),
+        (None, {"layers": 2, "tail": CUT_OFF}, {}),
+    ],
+)
+def test_commands_name_a_tail_and_a_norm_that_train_would_not_choose(runs, tail, backbone, expected):
+    found = next(r for r in report.gather([runs]).runs if r.name == "sed-a2d, seed 1")
+    flags = dict(reproduce.changes({**found.run.settings, "tail": tail, "backbone": backbone}))
+    assert {name: flags[name] for name in ("tail", "norm") if name in flags} == expected
 
 
 def test_a_study_alone_makes_a_page(tmp_path):
@@ -459,7 +486,7 @@ def test_in_print_details_are_open_and_controls_gone(tab, page):
     assert tab.eval("document.querySelector('.controls').offsetParent === null")
     closed = "[...document.querySelectorAll('details.data:not([open])')].filter(one => one.offsetParent).length"
     assert tab.eval(closed) == 0
-    assert "sed-a2d, seed 0, by pds" in tab.eval("document.querySelector('.printed').textContent")
+    assert "sed-a2d, seed 0, by combined" in tab.eval("document.querySelector('.printed').textContent")
 
 
 def test_the_page_asks_for_nothing(tab, page):

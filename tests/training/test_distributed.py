@@ -33,8 +33,11 @@ if __name__ == "__main__":
     for method in ("sed-a2d", "sed-divdis", "sed-own", "divdis", "deep-ensemble"):
         elsewhere = FeatureSet.from_arrays(torch.randn(50, 6, generator=torch.Generator().manual_seed(5)))
         # 121 samples in batches of 32: the last batch has 25, which two processes cannot share evenly
-        fit(linear(), blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out + "/" + method, fabric=fabric,
+        ensemble = linear()
+        fit(ensemble, blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out + "/" + method, fabric=fabric,
             disagreement=elsewhere if method == "divdis" else None, progress=False)
+        assert ensemble.fitted
+        assert ensemble.score_digests == fabric.broadcast(ensemble.score_digests), "every rank has the same scores"
 """
 
 

@@ -15,7 +15,7 @@ from dissensus.functional import losses
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, fit, optim
-from dissensus.training.options import DIVERSITY, TrainOptions
+from dissensus.training.options import DIVERSITY, Task, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import Batch, Stepper
 from tests.conftest import blobs, linear
@@ -77,8 +77,9 @@ def step_by_definition(ensemble, x, labels, active, diversity, main="active", ha
 @pytest.mark.parametrize("main", ["active", "all"])
 @pytest.mark.parametrize("hardness", ["active", "all"])
 @pytest.mark.parametrize("tail", ["linear", "mlp"])
-def test_a_step_is_the_gradient_of_the_definition(main, hardness, tail, train):
-    ensemble = Ensemble(tails.create(tail, 6, 3), members=4).double()
+@pytest.mark.parametrize("norm", ["l2", "layer", "none"])
+def test_a_step_is_the_gradient_of_the_definition(main, hardness, tail, norm, train):
+    ensemble = Ensemble(tails.create(tail, 6, 3, norm), members=4).double()
     x, labels = train.rows(slice(0, 20)).double(), train.labels[:20]
     active = torch.tensor([2, 0])
     expected = step_by_definition(ensemble, x, labels, active, 0.7, main, hardness)
@@ -122,7 +123,7 @@ def make_settings(method="sed-a2d", members=4, **changes):
         "active": 2, "diversity": 0.5, "epochs": 1, "lr": 0.1, "batch_size": 20, "weight_decay": 0.0,
         "optimizer": "sgd", "schedule": "constant",
     }  # fmt: skip
-    return TrainOptions(**{**plain, **changes}).resolve(method, members)
+    return TrainOptions(**{**plain, **changes}).resolve(method, members, Task(100))
 
 
 def test_only_active_members_move(train):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.training import TrainOptions, optim
+from dissensus.training.options import Task
 
 STEPS = [[0, 2], [1, 2], [2, 0], [2], [0, 1, 2]]
 
@@ -84,7 +85,7 @@ def test_clip_limits_each_members_norm_by_itself():
 
 
 def test_cosine_goes_from_one_over_half_to_zero():
-    settings = TrainOptions().resolve("single", 1)
+    settings = TrainOptions().resolve("single", 1, Task(100))
     assert [settings.factor(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0], abs=1e-15)
     assert settings.factor(1, 4) == pytest.approx((1 + math.sqrt(0.5)) / 2)
 

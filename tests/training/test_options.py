@@ -10,7 +10,7 @@ import pytest
 from dissensus import DissensusClassifier, suites
 from dissensus._core.errors import DissensusError
 from dissensus.cli import parser
-from dissensus.estimators.classifier import TABLES
+from dissensus.estimators._options import TABLES
 from dissensus.experiments.runner import training_options
 from dissensus.report import reproduce
 from dissensus.training import METHODS, Run, TrainOptions, fit

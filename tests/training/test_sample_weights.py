@@ -142,7 +142,9 @@ def test_weights_of_one_train_bit_for_bit_the_same(method, tail, train, elsewher
         options |= {"epochs": 8, "lr": 0.01, "confidence": 0.5}
 
     def trained(**more) -> Ensemble:
-        return fit(Ensemble(tails.create(tail, 6, 3), members=recipe.members or 4), train, method, **options, **more)
+        return fit(
+            Ensemble(tails.create(tail, 6, 3, "none"), members=recipe.members or 4), train, method, **options, **more
+        )
 
     plain = trained()
     assert same(plain, trained(sample_weight=np.ones(120)))

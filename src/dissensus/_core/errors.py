@@ -25,6 +25,10 @@ class RunError(DissensusError):
     """A run folder that is missing, not a run, damaged, or in use by another run."""
 
 
+class DissensusWarning(UserWarning):
+    """What a user should know about a result: what is wrong with it, and the remedy, in one line."""
+
+
 class UnknownNameError(DissensusError):
     """A name that no registry knows; the message suggests the nearest."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from dissensus._core.errors import DissensusError, UnknownNameError
@@ -26,8 +26,12 @@ class Registry(dict[str, T]):
     def __init__(self, kind: str, entries: Mapping[str, T] | None = None) -> None:
         super().__init__(entries or {})
         self.kind = kind
+        self.prefixes: dict[str, Callable[[str], T]] = {}
 
     def __missing__(self, name: str) -> T:
+        for prefix, resolve in self.prefixes.items():
+            if str(name).startswith(prefix):
+                return resolve(name.removeprefix(prefix))
         raise UnknownNameError(self.kind, str(name), self)
 
     def add(self, name: str, entry: T) -> None:
@@ -40,6 +44,10 @@ class Registry(dict[str, T]):
             raise DissensusError(f"every {self.kind} needs its own name; {name!r} is taken: choose another")
         self[name] = entry
 
+    def add_prefix(self, prefix: str, resolve: Callable[[str], T]) -> None:
+        """Let `resolve` find the entries whose names begin with `prefix`, given the rest; they are not listed."""
+        self.prefixes[prefix] = resolve
+
     def check(self, *names: str) -> None:
         """Raise `UnknownNameError` if one of these names is unknown."""
         for name in names:
@@ -47,4 +55,6 @@ class Registry(dict[str, T]):
 
     def copy(self) -> Registry[T]:
         """A shallow copy, as of a dictionary."""
-        return Registry(self.kind, self)
+        copied = Registry(self.kind, self)
+        copied.prefixes.update(self.prefixes)
+        return copied

@@ -10,11 +10,12 @@ import errno
 import importlib
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DissensusError, DissensusWarning
 from dissensus.cli import parser
-from dissensus.cli.command import COMMANDS, fail
+from dissensus.cli.command import COMMANDS, fail, show_warnings_in_one_line
 
 __all__ = ["COMMANDS", "main"]
 
@@ -40,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = ""
     try:
         name, arguments = parser.parse(sys.argv[1:] if argv is None else argv)
-        COMMANDS[name].function(**arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", DissensusWarning)  # of several methods, each has its own
+            show_warnings_in_one_line()
+            COMMANDS[name].function(**arguments)
     except DissensusError as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ def calibrate(
         features: the folder for a suite's features; by default the user's cache.
         false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
         score: the score to calibrate: dissensus list scores. Several are combined as p-values, with weights if you
-            like: mahalanobis+pds, 2*mahalanobis+pds. By default mahalanobis+pds, if the run has fitted scores and there
+            like: mahalanobis+pds, 2*mahalanobis+pds. By default a combination, if the run has fitted scores and there
             are samples enough for a combination; else mahalanobis, else pds.
         by_class: set one threshold per predicted class, so that the rate holds within each.
         engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
@@ -49,7 +49,7 @@ def calibrate(
 
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
-    from dissensus.detection.expressions import score_names
+    from dissensus.functional.expressions import score_names
 
     if score is not None:
         score_names(score)

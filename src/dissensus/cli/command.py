@@ -19,9 +19,11 @@ import inspect
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NewType, NoReturn
 
+from dissensus._core.errors import DissensusWarning
 from dissensus._core.options import Option, listed
 
 Given = Mapping[str, Any]  # the options of a class that the user set, by name
@@ -82,6 +84,19 @@ def fail(message: str) -> NoReturn:
     """Print one line and exit with code 2."""
     print(f"dissensus: error: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def show_warnings_in_one_line() -> None:
+    """Print our own warnings like errors, without file, line and source; call it within `catch_warnings`."""
+    others = warnings.showwarning
+
+    def show(message: Any, category: Any, *place: Any, **keywords: Any) -> None:
+        if issubclass(category, DissensusWarning):
+            say(f"dissensus: warning: {message}")
+        else:
+            others(message, category, *place, **keywords)
+
+    warnings.showwarning = show
 
 
 def say(message: str) -> None:

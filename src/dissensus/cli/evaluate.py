@@ -22,7 +22,7 @@ def evaluate_runs(
     ood: list[str] | None = None,
     groups: list[str] | None = None,
     held_out: str | None = None,
-    score: str = "pds",
+    score: str | None = None,
     aggregate: str = "prediction",
     protocol: Literal["mask", "vote"] = "mask",
     format: Literal["text", "md", "tex", "csv", "json"] = "text",
@@ -46,7 +46,8 @@ def evaluate_runs(
         ood: sets with other labels, each as NAME=FEATURES.
         groups: sets with groups, each as NAME=FEATURES.
         held_out: labelled features on which the greedy soup is chosen; a suite brings its own.
-        score: the score whose AUROC the table shows: dissensus list scores.
+        score: the score whose AUROC the table shows: dissensus list scores; by default the combination that detectors
+            use, which needs held-out features, else mahalanobis.
         aggregate: the aggregate whose accuracy the table shows: dissensus list aggregates.
         protocol: for sets with a part of the classes: mask the logits first, or the authors' vote.
         format: how to print the table: text, Markdown (md), LaTeX (tex), csv or json.
@@ -59,13 +60,15 @@ def evaluate_runs(
     from dissensus import suites
     from dissensus.cli import inputs
     from dissensus.evaluation import results, saved
+    from dissensus.evaluation._evaluate import COMBINED
     from dissensus.evaluation.naming import name_runs
     from dissensus.evaluation.suite import Role
     from dissensus.functional import aggregates, scores
     from dissensus.models.ensemble import Ensemble
     from dissensus.training.run import Run
 
-    scores.SCORES.check(score)
+    if score not in (None, COMBINED):
+        scores.SCORES.check(score)
     chosen = aggregates.AGGREGATES[aggregate]
     if out is not None and Path(out).suffix not in results.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")

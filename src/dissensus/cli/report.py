@@ -9,7 +9,7 @@ from dissensus.cli.command import command, say
 
 
 @command("report", "dissensus report runs/demo/digits --out page.html")
-def report(paths: list[str], *, out: str = "report.html", score: str = "pds") -> None:
+def report(paths: list[str], *, out: str = "report.html", score: str | None = None) -> None:
     """Make one page of evaluated runs and studies: a summary, tables, charts, examples, how to repeat them.
 
     The page is one file without any need of a network; all runs must be of one suite.
@@ -17,12 +17,15 @@ def report(paths: list[str], *, out: str = "report.html", score: str = "pds") ->
     Args:
         paths: run folders, folders of runs such as run and demo leave, or study folders.
         out: the page to write, .html.
-        score: the score shown first: dissensus list scores.
+        score: the score shown first: dissensus list scores; by default the combination that detectors use, if the runs
+            were evaluated with held-out features.
     """
     from dissensus import report as pages
+    from dissensus.evaluation._evaluate import COMBINED
     from dissensus.functional import scores
 
-    scores.SCORES.check(score)
+    if score not in (None, COMBINED):
+        scores.SCORES.check(score)
     if Path(out).suffix.lower() not in (".html", ".htm"):
         raise DissensusError(f"--out must name an .html file; got {out!r}")
     if Path(out).is_dir():

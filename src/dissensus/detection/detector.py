@@ -19,13 +19,13 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.backbones import Backbone
-from dissensus.detection import expressions, pretrained
+from dissensus.detection import pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
 from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
 from dissensus.detection.threshold import Identity, Threshold
 from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
-from dissensus.functional import aggregates
+from dissensus.functional import aggregates, expressions
 from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
@@ -203,12 +203,15 @@ class Detector:
         for outputs in self.members.outputs(resolved, progress):
             parts.append(torch.stack([value.float() for value in self._values(names, outputs)]))
             labels.append(self._log_probs(outputs.logits).argmax(-1).cpu())
-        by_name, label = dict(zip(names, torch.cat(parts, 1), strict=True)), torch.cat(labels)
-        fewest = int(torch.bincount(label, minlength=len(self.classes)).min()) if by_class else len(label)
-        if score is None and not expressions.enough(names, fewest, false_alarms):
-            by_name, weights = {names[0]: by_name[names[0]]}, (1.0,)
-        by_label = label if by_class else None
-        self.threshold = Threshold.calibrate(by_name, false_alarms, by_label, self.classes, weights=weights)
+        by_name = dict(zip(names, torch.cat(parts, 1), strict=True))
+        by_label = torch.cat(labels) if by_class else None
+        try:
+            self.threshold = Threshold.calibrate(by_name, false_alarms, by_label, self.classes, weights=weights)
+        except DataError:  # too few samples
+            if score is not None or len(names) == 1:
+                raise
+            first = {names[0]: by_name[names[0]]}  # half as many are enough for one score
+            self.threshold = Threshold.calibrate(first, false_alarms, by_label, self.classes)
         return self
 
     def was_trained_on(self, samples: object) -> bool:

@@ -18,8 +18,7 @@ from torch import Tensor
 from dissensus._core import documents, tensors
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import DataError, RunError, UnknownNameError
-from dissensus.detection import expressions
-from dissensus.functional import conformal, scores
+from dissensus.functional import conformal, expressions, scores
 from dissensus.functional.conformal import Calibrated
 
 DOCUMENT, TENSORS = "detector.json", "detector.safetensors"

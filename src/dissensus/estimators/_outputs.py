@@ -12,8 +12,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from dissensus._core.errors import DataError
-from dissensus.detection import expressions
 from dissensus.evaluation import predictions
+from dissensus.functional import expressions
 from dissensus.models.ensemble import Ensemble
 
 Floats = NDArray[np.floating[Any]]

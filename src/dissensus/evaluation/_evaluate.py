@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pandas as pd
+from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError, DissensusError, some
 from dissensus.evaluation.predictions import Predictions, make_soups, predict
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet, check_backbone
-from dissensus.functional import metrics, scores
+from dissensus.functional import expressions, metrics, scores
 from dissensus.models.ensemble import Ensemble
 
 ABOUT = ("method", "members", "active", "diversity", "seed", "run")
 COLUMNS = (*ABOUT, "dataset", "family", "role", "aggregate", "score", "metric", "value")
 Protocol = Literal["mask", "vote"]
+COMBINED = "combined"  # the name of detectors' default combination among the scores of a frame
 
 
 def evaluate(
@@ -41,7 +43,8 @@ def evaluate(
         about: method, active, diversity, seed and run (a name) for the frame's first columns.
         classes: names of the classes trained on; labelled sets with other names raise. None: not checked.
         backbone: what the run recorded of the trunk trained on; features of another raise. None: not checked.
-        held_out: labelled features, not of the test sets, on which the greedy soup is chosen; None: no greedy soup.
+        held_out: labelled features, not of the test sets, on which the greedy soup is chosen, and among which the
+            scores of the default combination are ranked; None: neither is measured.
         score_names: which scores; None: all of logits, and the fitted ones that the ensemble has.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
         progress: show a progress bar when stderr is a terminal.
@@ -80,13 +83,29 @@ def predict_sets(
     names = _score_names(ensemble, score_names)
     names += [name for name in ("pds", "unique") if name not in names]
     soups = make_soups(ensemble, held_out)
+    combine = None if score_names else _combination(ensemble, held_out)
     bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
-    return {
+    predictions = {
         s.name: predict(
             ensemble, s.features, names, labelled=s.role != "ood", soups=soups, subset=s.subset, protocol=protocol
         )
         for s in bar
     }
+    if combine is not None:
+        for each in predictions.values():
+            each.scores[COMBINED] = combine(each)
+    return predictions
+
+
+def _combination(ensemble: Ensemble, held_out: FeatureSet | None) -> Callable[[Predictions], Tensor] | None:
+    """The score that detectors use by default, ranked among held-out samples; None if something is lacking."""
+    expression = expressions.default_score(ensemble.fitted)
+    names, weights = expressions.score_names(expression)
+    if held_out is None or len(names) == 1:
+        return None
+    reference = predict(ensemble, held_out, names, labelled=False).scores
+    references = [reference[name].float().sort().values for name in names]
+    return lambda each: expressions.combine([each.scores[name] for name in names], references, weights)
 
 
 def measure(

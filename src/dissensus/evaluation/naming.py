@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-HIDDEN = ("train", "images", "classes", "disagreement", "sample_weight", "start")  # fingerprints and lists
+HIDDEN = ("train", "samples", "images", "classes", "disagreement", "sample_weight", "start")  # fingerprints and lists
 
 
 def name_runs(settings: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[tuple[str, str]]:

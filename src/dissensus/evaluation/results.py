@@ -14,7 +14,7 @@ import pandas as pd
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder, replacing
-from dissensus.evaluation._evaluate import ABOUT, COLUMNS
+from dissensus.evaluation._evaluate import ABOUT, COLUMNS, COMBINED
 from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional import metrics
@@ -22,6 +22,11 @@ from dissensus.functional import metrics
 SUFFIXES = (".csv", ".json", ".md", ".tex")
 LABELLED = ("id", "shift", "groups")
 DETECTED = ("shift", "ood")
+HEADLINES = (COMBINED, "mahalanobis", "pds")  # the score of summaries is the first of these that was measured
+BASELINES = {"single_max_prob": "single + max softmax", "knn": "single + knn"}  # what users have without an ensemble
+# An ECE above this is worth a line. Deep networks that are trained for accuracy have 0.02 to 0.1 in distribution, so what
+# is above comes from the settings rather than from the data.
+MISCALIBRATED = 0.1
 DIVERSITY = {"unique": "#unique", "pds": "PDS"}  # scores whose mean says how diverse members are
 
 
@@ -86,6 +91,17 @@ class Results:
         """One value; None where it was not measured."""
         return self._values.get((row, family, metric, aggregate, score))
 
+    @property
+    def headline(self) -> str:
+        """The score that summaries show: what detectors use by default, if it was measured."""
+        measured = set(self.frame["score"])
+        return next((name for name in HEADLINES if name in measured), HEADLINES[-1])
+
+    @property
+    def single(self) -> str:
+        """The row that single models are read from: that of method single, else the first."""
+        return next((row for row in self.rows if self.methods[row] == "single"), self.rows[0])
+
     def accuracy(self, row: str, family: str, aggregate: str = "prediction") -> Value | None:
         """Accuracy of an aggregate."""
         return self.value(row, family, "accuracy", aggregate=aggregate)
@@ -106,6 +122,7 @@ class Results:
         heads: Sequence[str] = ("method",),
         rows: Iterable[tuple[Sequence[str], str]] | None = None,
         note: str = "",
+        baselines: bool = False,
     ) -> Table:
         """A table of these measures.
 
@@ -115,12 +132,25 @@ class Results:
             heads: headings of the rows' names.
             rows: (names, row) for each row of the table; by default every row under its own name.
             note: a line below.
+            baselines: add rows for a single model with the scores in `BASELINES`.
         """
         cells = [
             Row(tuple(names), tuple(self._cell(row, measure) for measure in measures))
             for names, row in ([((row,), row) for row in self.rows] if rows is None else rows)
         ]
+        if baselines:
+            cells += [
+                Row((name, *[""] * (len(heads) - 1)), tuple(self._single_cell(score, m) for m in measures))
+                for score, name in BASELINES.items()
+                if score in set(self.frame["score"]) and any(m.score and m.metric != "mean" for m in measures)
+            ]
         return Table(title, tuple(heads), tuple(measure.column for measure in measures), tuple(cells), note)
+
+    def _single_cell(self, score: str, m: Measure) -> Value | None:
+        """What a measure of an ensemble is for a single model that detects by `score`; None if it has no meaning."""
+        if not m.score:
+            return self.value(self.single, m.family, m.metric, aggregate="members" if m.aggregate else "")
+        return None if m.metric == "mean" else self.value(self.single, m.family, m.metric, score=score)
 
     def _cell(self, row: str, m: Measure) -> Value | None:
         return self.value(row, m.family, m.metric, aggregate=m.aggregate, score=m.score)
@@ -141,8 +171,9 @@ class Results:
     def _diversity(self) -> list[Measure]:
         return [Measure("mean", f, score=score, heading=h) for score, h in DIVERSITY.items() for f in self.roles]
 
-    def summary(self, *, score: str = "pds", aggregate: str = "prediction", title: str = "") -> Table:
-        """The headline metrics of every row, by one aggregate and one score, and diversity."""
+    def summary(self, *, score: str | None = None, aggregate: str = "prediction", title: str = "") -> Table:
+        """The headline metrics of every row by one aggregate and one score, by default `headline`, and diversity."""
+        score = score or self.headline
         measures = self._id_accuracy(aggregate)
         headlines = [name for name in self._metrics("answers") if metrics.describe(name).headline]
         answers = [Measure(name, family, aggregate) for name in headlines for family in self.families(*LABELLED)]
@@ -151,7 +182,30 @@ class Results:
             if (metric := metrics.describe(name)).headline:
                 heading = f"{metric.heading} {score}"
                 measures += [Measure(name, f, score=score, heading=heading) for f in self.families(*DETECTED)]
-        return self.table(title, [*measures, *self._diversity()]).without_blanks()
+        note = " ".join(self.miscalibrated())
+        return self.table(title, [*measures, *self._diversity()], note=note, baselines=True).without_blanks()
+
+    def miscalibrated(self) -> list[str]:
+        """A sentence for each row whose probabilities are far from its accuracy on the id set."""
+        sentences = []
+        for row in self.rows:
+            ece, confidence, accuracy = (
+                self.value(row, self.inside, metric, aggregate="prediction")
+                for metric in ("ece", "mean_confidence", "accuracy")
+            )
+            if ece is None or confidence is None or accuracy is None or ece.mean <= MISCALIBRATED:
+                continue
+            gap = confidence.mean - accuracy.mean
+            remedy = (
+                "use more label_smoothing or weight_decay, or stop early"
+                if gap > 0
+                else "use less label_smoothing, weight_decay or diversity, or train longer"
+            )
+            sentences.append(
+                f"{row} is badly calibrated on {self.inside} (ECE {ece.mean:.2f}): its confidence is on average "
+                f"{abs(100 * gap):.0f} points {'above' if gap > 0 else 'below'} its accuracy: {remedy}."
+            )
+        return sentences
 
     def quality(self) -> Table:
         """Every metric of answers: how good the ensembles are, alone and together, and how well calibrated."""
@@ -176,7 +230,8 @@ class Results:
         measures = [Measure(name, family, score=score) for name in names for family in self.families(*DETECTED)]
         described = [metrics.describe(name) for name in names]
         note = " ".join(f"{metric.heading}: {metric.summary}" for metric in described)
-        return self.table(f"OOD detection by {score}", [*self._id_accuracy(), *measures], note=note).without_blanks()
+        shown = [*self._id_accuracy(), *measures]
+        return self.table(f"OOD detection by {score}", shown, note=note, baselines=True).without_blanks()
 
     def by_score(self, names: Sequence[str]) -> Table:
         """AUROC of every score."""

@@ -67,7 +67,7 @@ def check(jobs: Sequence[Job]) -> None:
     """Raise for what no data could be trained with, before hours are spent on features."""
     for job in jobs:
         check_tail(job.tail or "backbone", job.norm)
-        job.options.suited(job.method).resolve(job.method, METHODS[job.method].members or job.members)
+        job.options.suited(job.method).check_method(job.method, METHODS[job.method].members or job.members)
 
 
 def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) -> list[Job]:

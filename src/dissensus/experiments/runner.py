@@ -28,7 +28,7 @@ from dissensus.functional import aggregates, conformal, metrics, scores
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, Run, TrainOptions, fit, fit_scores, new_ensemble
-from dissensus.training.options import MEMBERS
+from dissensus.training.options import MEMBERS, Task
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class Job:
             "disagreement": None if where is None else where.fingerprint,
             "tail": ensemble.about,
             "init": self.init,
-            "settings": asdict(self.options.suited(self.method).resolve(self.method, len(ensemble))),
+            "settings": asdict(
+                self.options.suited(self.method).resolve(self.method, len(ensemble), Task.of(ensemble, suite.train))
+            ),
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return f"{self.method}-M{len(ensemble)}-seed{self.options.seed}-{digest[:10]}"

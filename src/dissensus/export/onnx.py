@@ -113,10 +113,10 @@ def _samples(detector: Detector, *, images: bool) -> Tensor:
 
 
 def _with_extremes(features: Tensor) -> Tensor:
-    """The same features, two of them scaled by 100 and two set to zero; the first batch of one is left as it is."""
+    """The same features, two of them scaled by 100, two zero, and one constant, which a norm could divide by zero."""
     features = features.clone()
     features[[1, 4]] *= 100
-    features[[2, 6]] = 0
+    features[[2, 6]], features[5] = 0, 1
     return features
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from dissensus._core.errors import DissensusError
-from dissensus.detection import expressions
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
-from dissensus.functional import aggregates
+from dissensus.functional import aggregates, expressions
 
 TOLERANCE = 1e-4
 

@@ -86,28 +86,44 @@ class RelativeMahalanobis(FittedScore):
 
 @register
 class FeatureNorm(FittedScore):
-    """How unusual the length of a feature vector is, in either direction.
+    """How unusual the length of a feature vector is for its direction, be it too long or too short.
 
-    ((log |x| - m) / s)^2 with m, s the mean and standard deviation of log |x| in training: (B, D) -> (B,), at least 0.
-    Scores of L2-normalised features cannot see lengths: a wrong scale of the inputs, an empty image.
+    ((log |x| - m - b.(u - mu)) / s)^2 with u = x / |x|: (B, D) -> (B,), at least 0. m, mu are means and s the standard
+    deviation of log |x| in training; b is the regression of log |x| on u, with the shrunk covariance. Scores of
+    L2-normalised features cannot see lengths: a wrong scale of the inputs, an empty image. Knowing the direction, the
+    length of photographs' features varies half as much, which makes a doubled one stand out.
     """
 
     name = "feature_norm"
-    mean: Tensor  # ()
+    mean: Tensor  # (D,), of u
+    slope: Tensor  # (D,)
+    centre: Tensor  # (), of log |x|
     deviation: Tensor  # ()
 
     @classmethod
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
-        """Fit mean and standard deviation to training features that are not zero."""
-        mean, deviation = features.moments.log_norm
-        return {
-            "mean": torch.tensor(mean, dtype=features.dtype),
-            "deviation": torch.tensor(max(deviation, DEVIATION), dtype=features.dtype),
+        """Fit the regression to training features that are not zero."""
+        lengths = features.moments.lengths
+        n = max(lengths.n, 1)
+        mean = lengths.directions / n
+        total = shrink(features.moments.products / n - torch.outer(mean, mean), n - 1)
+        state = {
+            "mean": mean,
+            "slope": torch.linalg.solve(total, lengths.products / n - lengths.mean * mean),
+            "centre": torch.tensor(lengths.mean, dtype=torch.float64),
+            "deviation": torch.tensor(max(lengths.deviation, DEVIATION), dtype=torch.float64),
         }
+        return {key: value.to(features.dtype) for key, value in state.items()}
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.mean)
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """(B, D), (M, B, C) -> (B,)."""
-        return ((log_norm(features) - self.mean.to(features)) / self.deviation.to(features)).square()
+        expected = self.centre.to(features) + (unit(features) - self.mean.to(features)) @ self.slope.to(features)
+        return ((log_norm(features) - expected) / self.deviation.to(features)).square()
 
 
 def shrink(covariance: Tensor, freedom: int) -> Tensor:

@@ -47,13 +47,23 @@ class Head(NamedTuple):
     bias: Tensor
 
 
+class Lengths(NamedTuple):
+    """Of the n training features that are not zero: log |x|, and how it varies with the direction u."""
+
+    n: int
+    mean: float
+    deviation: float
+    directions: Tensor  # (D,), sum of u
+    products: Tensor  # (D,), sum of u log |x|
+
+
 class Moments(NamedTuple):
     """Sums over L2-normalised training features, in float64, and over the logarithms of their lengths."""
 
     counts: Tensor  # (C,) samples per class
     sums: Tensor  # (C, D)
     products: Tensor  # (D, D), sum of u u^T
-    log_norm: tuple[float, float]  # mean and standard deviation of log |x| over rows that are not zero
+    lengths: Lengths
 
 
 @dataclass(frozen=True)
@@ -138,13 +148,17 @@ class Rows:
         peak_rows = _draw(len(index), 0 if self.logits is None else PEAK_ROWS)
         sums = torch.zeros(self.classes, D, dtype=torch.float64)
         products = torch.zeros(D, D, dtype=torch.float64)
+        crossed, directions = torch.zeros(2, D, dtype=torch.float64)
         bank, lengths, peaks = _Bank(len(index), D), list[Tensor](), [torch.empty(0)]
         for raw, at in self._batches():
             x = vectors(raw).cpu()
             u = unit(x.double())
             sums.index_add_(0, self.labels[at].cpu(), u)
             products.addmm_(u.T, u)
-            lengths.append(log_norm(x.double())[x.any(1)])
+            some = x.any(1)
+            lengths.append(log_norm(x.double())[some])
+            crossed += lengths[-1] @ u[some]
+            directions += u[some].sum(0)
             bank.add(x[_within(index, at)])
             rows = _within(index[peak_rows], at)
             if self.logits is not None and len(rows):
@@ -154,7 +168,9 @@ class Rows:
         logs = torch.cat(lengths)
         spread = (float(logs.mean()), float(logs.std(correction=0))) if len(logs) else (0.0, 0.0)
         counts = torch.bincount(self.labels.cpu(), minlength=self.classes)
-        return Moments(counts, sums, products, spread), Sample(bank.rows, index, torch.cat(peaks), peak_rows)
+        return Moments(counts, sums, products, Lengths(len(logs), *spread, directions, crossed)), Sample(
+            bank.rows, index, torch.cat(peaks), peak_rows
+        )
 
 
 class _Bank:

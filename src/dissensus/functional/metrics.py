@@ -156,6 +156,12 @@ def ece(confidence: Tensor, correct: Tensor) -> float:
     return float(binary_calibration_error(confidence.clamp(0, 1), correct.long(), n_bins=15, norm="l1"))
 
 
+@register(heading="confidence", percent=True, headline=False)
+def mean_confidence(confidence: Tensor, correct: Tensor) -> float:
+    """Mean probability of the predicted class; in (0, 1]. Above the accuracy: overconfident, below: underconfident."""
+    return float(confidence.mean())
+
+
 @register(heading="AUROC", better="higher")
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
     """Chance that an OOD sample scores above an ID one, ties counted half; [0, 1], 0.5 for a useless score."""

@@ -59,17 +59,13 @@ class KNN(FittedScore):
 
     def _search(self, u: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Cosines of the nearest bank rows and their positions, both (B, count), nearest first."""
-        cosines = at = None
+        cosines, at = u[:, :0], torch.zeros_like(u[:, :0], dtype=torch.int64)  # len(u) would fix it when traced
         for start, block in self._blocks(u.dtype):
             top = (u @ block.T).topk(min(count, len(block)))
-            if cosines is None or at is None:
-                cosines, at = top.values, top.indices
-                continue
-            both = torch.cat([cosines, top.values], 1)
-            best = both.topk(min(count, both.shape[1]))
-            cosines, at = best.values, torch.cat([at, top.indices + start], 1).gather(1, best.indices)
-        assert cosines is not None  # a bank has rows
-        assert at is not None
+            cosines, at = torch.cat([cosines, top.values], 1), torch.cat([at, top.indices + start], 1)
+            if start:
+                best = cosines.topk(min(count, cosines.shape[1]))
+                cosines, at = best.values, at.gather(1, best.indices)
         return cosines, at
 
     def _blocks(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:

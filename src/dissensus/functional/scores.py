@@ -191,6 +191,15 @@ def average_max_prob(logits: Tensor) -> Tensor:
 
 
 @register
+def single_max_prob(logits: Tensor) -> Tensor:
+    """How unsure the first member is: 1 - max_c p^1_c, the baseline of a single model with maximum softmax.
+
+    (M, B, C) -> (B,), within [0, 1 - 1/C].
+    """
+    return _odds_against_top(logits[:1])[2].sigmoid().squeeze(0)
+
+
+@register
 def average_max_logit(logits: Tensor) -> Tensor:
     """Largest logit, averaged over members and negated: -mean_m max_c z^m_c.
 

@@ -193,7 +193,7 @@ class Ensemble(nn.Module):
             members=len(self),
             seed=self.seed,
             method=self.method,
-            tail=None if about is None else saved.TailInfo(**about),
+            tail=None if about is None else saved.MemberTailInfo(**about),
             module=f"{type(self.tail).__module__}.{type(self.tail).__qualname__}",
             scores={},
         )

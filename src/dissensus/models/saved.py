@@ -45,16 +45,26 @@ class TailInfo(documents.Part):
         return self
 
 
+class MemberTailInfo(TailInfo):
+    """The tail of an ensemble: also its norm, without which weights mean nothing; a backbone's tail has none."""
+
+    @model_validator(mode="after")
+    def _check_norm(self) -> MemberTailInfo:
+        if "norm" not in (self.model_extra or {}) and tails.default_norm(self.name) is not None:
+            raise ValueError("norm is missing")
+        return self
+
+
 class EnsembleInfo(documents.Document):
     """ensemble.json."""
 
     remedy = "give a folder that Ensemble.save wrote"
 
-    format: Literal["dissensus-ensemble-3"] = "dissensus-ensemble-3"
+    format: Literal["dissensus-ensemble-2"] = "dissensus-ensemble-2"
     members: PositiveInt
     seed: int = Field(ge=0, lt=2**31)
     method: str | None  # None: not trained by `fit`
-    tail: TailInfo | None  # None: a module that is not registered
+    tail: MemberTailInfo | None  # None: a module that is not registered
     module: str  # the class of the tail
     scores: dict[str, str]  # the fitted scores: name -> sha256 of its tensors
 

@@ -16,14 +16,14 @@ from dissensus import __version__
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation.outcomes import Curve, Outcome
-from dissensus.evaluation.results import DETECTED, Results
+from dissensus.evaluation.results import BASELINES, DETECTED, HEADLINES, Results
 from dissensus.functional import scores
 from dissensus.report import charts, gallery, reproduce, runs, summary
 from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
 
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
-OVERVIEW = ("pds", "bma")  # scores of the overview's tables
+OVERVIEW = (*HEADLINES, "bma")  # scores of the overview's tables
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def write_overview(sections: Sequence[Section], path: Path) -> None:
     _render("overview.html", {"sections": sections, "tables": tables}, path)
 
 
-def write_page(sources: Sources, path: Path, *, score: str = "pds") -> None:
-    """Write the page of these runs and studies; `score` is the one shown first."""
-    scores.SCORES.check(score)
+def write_page(sources: Sources, path: Path, *, score: str | None = None) -> None:
+    """Write the page of these runs and studies; `score` is the one shown first, by default that of summaries."""
+    score = score or _headline(sources)
     album = gallery.Album()
     context: dict[str, Any] = {
         "suite": sources.suite,
@@ -96,11 +96,12 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
             )
         if not views:
             kept = [name for name in scores.SCORES if name in there] + [n for n in there if n not in scores.SCORES]
-            kept = [score, *(name for name in kept if name != score)]
+            leading = dict.fromkeys([score, *(name for name in BASELINES if name in kept)])
+            kept = [*leading, *(name for name in kept if name not in leading)]
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
         view = runs.view(entry.name, entry.run, families, [name for name in chosen if name in there])
         views.append(view | {"configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)})
-        by_row.setdefault(entry.row, []).append(runs.facts(families))
+        by_row.setdefault(entry.row, []).append(runs.facts(families, entry.run.info.notes))
     summaries = summary.Summary(results, by_row)
     detected = [name for name in chosen if results.families(*DETECTED)]
     tables = [results.quality(), results.by_aggregate(), results.by_diversity()]
@@ -113,6 +114,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         "all_scores": kept,
         "summaries": {
             name: {
+                "warnings": summaries.warnings(),
                 "lead": summaries.lead(name),
                 "brackets": summaries.brackets(),
                 "cards": summaries.cards(name),
@@ -126,6 +128,12 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         "runs": views,
         "galleries": gallery.of_runs(sources.runs, album),
     }
+
+
+def _headline(sources: Sources) -> str:
+    """The first of `HEADLINES` that every run was evaluated by."""
+    kept = [set(entry.evaluation.frame["score"]) for entry in sources.runs]
+    return next((name for name in HEADLINES if all(name in there for there in kept)), HEADLINES[-1])
 
 
 def _first(sources: Sources) -> int:

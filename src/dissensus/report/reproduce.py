@@ -14,7 +14,7 @@ from dissensus._core.options import combine, given
 from dissensus.models import tails
 from dissensus.report.sources import EvaluatedRun
 from dissensus.training.methods import METHODS
-from dissensus.training.options import MEMBERS, Hyperparameters, Settings, TrainOptions
+from dissensus.training.options import MEMBERS, Hyperparameters, Settings, Task, TrainOptions
 
 
 def configuration(entry: EvaluatedRun) -> list[tuple[str, str]]:
@@ -52,7 +52,11 @@ def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     if members != (METHODS[method].members or MEMBERS if method in METHODS else None):
         flags.append(("members", members))
     flags += _tail(settings)
-    flags += given(_shortest(Settings(**{field.name: settings[field.name] for field in fields(Settings)}))).items()
+    tail = settings.get("tail") or {}
+    task = Task(settings["samples"], tail.get("name"), tail.get("features"))
+    flags += given(
+        _shortest(Settings(**{field.name: settings[field.name] for field in fields(Settings)}), task)
+    ).items()
     if settings["precision"] != "32-true":
         flags.append(("precision", settings["precision"]))
     if settings.get("disagreement"):
@@ -60,13 +64,13 @@ def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(flag, shlex.quote(str(value))) for flag, value in flags]
 
 
-def _shortest(settings: Settings) -> TrainOptions:
+def _shortest(settings: Settings, task: Task) -> TrainOptions:
     """The options that lead to these settings, with as many defaults among them as possible."""
     options = TrainOptions(**{field.name: getattr(settings, field.name) for field in fields(Hyperparameters)})
     for field in fields(Hyperparameters):
         with suppress(DissensusError):  # a default that does not go with the others
             shorter = combine(TrainOptions, options, {field.name: field.default})
-            if shorter.resolve(settings.method, settings.members, settings.precision) == settings:
+            if shorter.resolve(settings.method, settings.members, task, settings.precision) == settings:
                 options = shorter
     return options
 

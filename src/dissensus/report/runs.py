@@ -74,14 +74,15 @@ class Facts:
     above: Mapping[tuple[str, str], float]
     constant: frozenset[str]
     counts: Mapping[str, int]
+    notes: tuple[str, ...] = ()  # of its training
 
 
-def facts(families: dict[str, Family]) -> Facts:
+def facts(families: dict[str, Family], notes: Sequence[str] = ()) -> Facts:
     """The threshold of every score on the id set, and the shares above it."""
     limits = {score: threshold(values) for score, values in inside(families).scores.items()}
     shares = {(s, f.name): numbers.above(f.scores[s], v) for s, v in limits.items() for f in families.values()}
     constant = [s for s in limits if all(float(np.ptp(f.scores[s])) < FLAT for f in families.values())]
-    return Facts(shares, frozenset(constant), {f.name: f.largest for f in families.values()})
+    return Facts(shares, frozenset(constant), {f.name: f.largest for f in families.values()}, tuple(notes))
 
 
 def view(name: str, run: Run, families: dict[str, Family], scores: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dissensus.evaluation.results import Measure, Results
+from dissensus.evaluation.results import BASELINES, Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.report import numbers
@@ -55,11 +55,22 @@ class Summary:
             Row(row.names, (*row.cells, *(self.caught(row.names[0], score, column.name) for column in columns)))
             for row in accuracy.rows
         ]
+        rows += self._baselines(accuracy.columns, columns)
         note = (
             f"A score of few values, such as #unique, may raise fewer false alarms than the {FALSE_ALARMS:.0%} allowed."
         )
         title, columns = f"At a glance, by {score}", [*accuracy.columns, *columns]
         return Table(title, ("method",), tuple(columns), tuple(rows), note if outside or shifted else "")
+
+    def _baselines(self, accuracy: Sequence[Column], columns: Sequence[Column]) -> list[Row]:
+        """What a single model would do with common scores, from the row of single models."""
+        results, single = self.results, self.results.single
+        alone = tuple(results.accuracy(single, column.name, "members") for column in accuracy)
+        return [
+            Row((name,), (*alone, *(self.caught(single, score, column.name) for column in columns)))
+            for score, name in BASELINES.items()
+            if columns and any(score == known for f in self.by_row[single] for known, _ in f.above)
+        ]
 
     def cards(self, score: str) -> dict[str, list[Answer]]:
         """The answers for every row."""
@@ -99,6 +110,11 @@ class Summary:
             if values := [v.mean for family in families if (v := value(row, family)) is not None]:
                 means[row] = float(np.mean(values))
         return means
+
+    def warnings(self) -> list[str]:
+        """What is wrong with a run, whatever its numbers: training that ended too soon, probabilities far off."""
+        notes = [f"{row}: {note}" for row, facts in self.by_row.items() for note in dict.fromkeys(_notes(facts))]
+        return [*notes, *self.results.miscalibrated()]
 
     def brackets(self) -> str:
         """What the numbers in brackets are."""
@@ -197,6 +213,10 @@ class Summary:
     def _sentence(self, parts: Iterable[str], other: str | None) -> str:
         """A sentence; it names the row that gaps are to where that is not the baseline."""
         return ", ".join(parts) + ("." if other in (None, self.baseline) else f"; against {other}.")
+
+
+def _notes(facts: Iterable[Facts]) -> Iterable[str]:
+    return (note for each in facts for note in each.notes)
 
 
 def _overall(marks: set[str], good: str, bad: str, even: str) -> tuple[str, str]:

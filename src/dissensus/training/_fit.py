@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -19,19 +21,20 @@ from torch import Tensor
 
 from dissensus._core import extras
 from dissensus._core.documents import problem
-from dissensus._core.errors import DataError, DissensusError, RunError
+from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
 from dissensus._core.options import combine, documented, listed
 from dissensus._core.random import mix
 from dissensus.backbones import BackboneDescription
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values
 from dissensus.models.ensemble import Ensemble
-from dissensus.models.saved import TailInfo
+from dissensus.models.saved import MemberTailInfo
 from dissensus.training.batches import Batches, Pool
 from dissensus.training.checks import check_data
+from dissensus.training.early_stop import EarlyStop, hold_out
 from dissensus.training.logbook import Logbook
 from dissensus.training.methods import METHODS
-from dissensus.training.options import Settings, TrainOptions
+from dissensus.training.options import Settings, Task, TrainOptions
 from dissensus.training.run import Data, Run
 from dissensus.training.scoring import fit_scores, kinds_of
 from dissensus.training.step import Stepper
@@ -82,9 +85,10 @@ def fit(
     """
     options = combine(TrainOptions, options, keywords)
     fabric = fabric or Fabric(devices=1)
-    settings = options.resolve(method, len(ensemble), str(fabric.strategy.precision.precision))
     kinds_of(scores)  # raise now for unknown names, not after training
     pool = Pool.of(features, sample_weight)
+    task = Task.of(ensemble, pool.features)
+    settings = options.resolve(method, len(ensemble), task, str(fabric.strategy.precision.precision))
     check_data(ensemble, pool.features, disagreement, settings)
     if options.tensorboard and out is None:
         raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
@@ -104,15 +108,17 @@ def fit(
             ensemble.fitted = loaded.fitted
             return ensemble.eval()
     trained_on = pool.features
+    pool, watched = hold_out(pool, settings)
     elsewhere = None if disagreement is None else Pool(disagreement)
     if METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
         pool, elsewhere = _split_by_confidence(ensemble, pool, settings, options, run, fabric, progress)
-    _train(ensemble, pool, elsewhere, settings, options, run, fabric, progress)
+    per_epoch = math.ceil(task.samples / settings.batch_size)
+    notes = _train(ensemble, pool, elsewhere, watched, settings, options, per_epoch, run, fabric, progress)
     ensemble.method = method
     fit_scores(ensemble, trained_on, scores, progress=progress, fabric=fabric)
     if run is not None and fabric.is_global_zero:
         ensemble.save(run.ensemble_folder)
-        run.finish()
+        run.finish(notes)
     fabric.barrier()
     return ensemble
 
@@ -134,29 +140,37 @@ def _train(
     ensemble: Ensemble,
     pool: Pool,
     elsewhere: Pool | None,
+    watched: Pool | None,
     settings: Settings,
     options: TrainOptions,
+    per_epoch: int,
     run: Run | None,
     fabric: Fabric,
     progress: bool,
-) -> None:
-    """Run the loop: draw members and samples, step, log, checkpoint."""
+) -> list[str]:
+    """Run the loop: draw members and samples, step, log, checkpoint. Return what the user should know of it.
+
+    `per_epoch` is the number of batches in the whole training set, of which `pool` may be a part.
+    """
     writer = run if fabric.is_global_zero else None
     stepper = Stepper(ensemble, settings, fabric)
     batches = Batches(pool, elsewhere, settings, fabric)
-    log = Logbook(settings, batches.per_epoch, options.log_every, fabric.device, writer)
-    state = {**stepper.state(), **log.state()}
+    log = Logbook(settings, per_epoch, options.log_every, fabric.device, writer)
+    early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
+    state = {**stepper.state(), **log.state(), **early.state()}
     start = run.load_checkpoint(state) if run else 0
     log.open(start, progress=progress and fabric.is_global_zero, tensorboard=options.tensorboard)
     ensemble.train()
     saved = time.monotonic()
     with torch.random.fork_rng(), _stop_between_steps() as stopped, contextlib.closing(log):
-        for step in range(start, log.steps):
+        for step in range(start, start if early.stopped else log.steps):
             torch.manual_seed(mix(settings.seed, 4, step, fabric.global_rank))  # for dropout
             active = stepper.draw(step)
             batch = batches(step, stepper.forwarded(active))
             log.add(step + 1, stepper(batch, active, settings.factor(step, log.steps)))
-            late = time.monotonic() - saved >= options.checkpoint_seconds or step + 1 == log.steps
+            log.held_out(step + 1, early.check(step + 1, log.steps))
+            last = step + 1 == log.steps or early.stopped
+            late = time.monotonic() - saved >= options.checkpoint_seconds or last
             due, stop = _agree(fabric, late, stopped())
             if run and (due or stop):
                 log.check(step + 1)
@@ -165,7 +179,14 @@ def _train(
                 saved = time.monotonic()
             if stop:
                 raise KeyboardInterrupt
+            if last:
+                break
+    early.restore()
     ensemble.eval()
+    notes = [] if early.stopped else log.notes()
+    for note in notes if fabric.is_global_zero else []:
+        warnings.warn(note, DissensusWarning, stacklevel=3)
+    return notes
 
 
 def _split_by_confidence(
@@ -180,7 +201,7 @@ def _split_by_confidence(
     """Stage one: train one member, then separate the samples it is sure of from those it is not."""
     train = pool.features
     first = Ensemble(ensemble.member(0), members=1, init="template")
-    alone = replace(options.suited("single"), epochs=settings.epochs, active=None, tensorboard=False)
+    alone = replace(options.suited("single"), active=None, tensorboard=False)
     out = run.folder / "first-stage" if run else None
     fit(
         first, train, "single", alone, sample_weight=pool.weight, scores=(), out=out, progress=progress, fabric=fabric
@@ -218,11 +239,12 @@ def _data(ensemble: Ensemble, features: FeatureSet, disagreement: FeatureSet | N
     return Data(
         train=features.fingerprint,
         images=features.images,
+        samples=len(pool.features) // pool.features.passes,
         classes=tuple(features.classes),
         disagreement=None if disagreement is None else disagreement.fingerprint,
         sample_weight=pool.fingerprint,
         backbone=backbone,
-        tail=None if ensemble.about is None else TailInfo(**ensemble.about),
+        tail=None if ensemble.about is None else MemberTailInfo(**ensemble.about),
         start=ensemble.fingerprint[:16],
     )
 

@@ -15,6 +15,11 @@ from dissensus.training.options import Settings
 from dissensus.training.run import Run
 from dissensus.training.step import STATISTICS
 
+QUARTERS = 4
+# Training has not converged if the last quarter has more than this share of the whole fall of the cross-entropy (1/3 if
+# it falls steadily), and this fall is more than 2%, or the training accuracy rises by more than a point.
+STEEP, FALL, RISE = 0.15, 0.02, 0.01
+
 
 class Logbook:
     """Adds up STATISTICS step by step; writes their means every few steps and every epoch.
@@ -30,12 +35,14 @@ class Logbook:
         # sums of STATISTICS and the number of steps, since the last line and since the epoch began
         self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=torch.float64, device=device)
         self.seconds = torch.zeros(2, dtype=torch.float64)
+        # the same sums for each quarter of the training, see `notes`
+        self.quarters = torch.zeros(QUARTERS, len(STATISTICS) + 1, dtype=torch.float64, device=device)
         self.bar: tqdm[Any] | None = None
         self.events: Any = None
 
     def state(self) -> dict[str, Tensor]:
         """The part of the logbook that a checkpoint saves."""
-        return {"log.sums": self.sums, "log.seconds": self.seconds}
+        return {"log.sums": self.sums, "log.seconds": self.seconds, "log.quarters": self.quarters}
 
     def open(self, start: int, *, progress: bool, tensorboard: bool) -> None:
         """Start after `start` steps: rewind the file, open the progress bar and the event file."""
@@ -56,6 +63,9 @@ class Logbook:
         """Add the statistics (5,) of step number `done`."""
         self.sums[:, :-1] += statistics
         self.sums[:, -1] += 1
+        quarter = self.quarters[min(QUARTERS - 1, int(QUARTERS * self.settings.travelled((done - 0.5) / self.steps)))]
+        quarter[:-1] += statistics
+        quarter[-1] += 1
         now = time.monotonic()
         self.seconds += now - self.clock
         self.clock = now
@@ -71,6 +81,11 @@ class Logbook:
             self._write("step", done, 0)
         if at_epoch:
             self._write("epoch", done, 1)
+
+    def held_out(self, done: int, value: float | None) -> None:
+        """Write the cross-entropy on the held-out samples, where there is one."""
+        if value is not None and self.run is not None:
+            self.run.log({"kind": "held-out", **self._place(done), "cross_entropy": value, "seconds": 0.0})
 
     def check(self, done: int) -> None:
         """Raise if the loss is not finite, before the weights are saved."""
@@ -89,14 +104,36 @@ class Logbook:
         self.check(done)
         means = self._means(row)
         if self.run is not None:
-            lr = self.settings.lr * self.settings.factor(done, self.steps)
-            place = {"kind": kind, "step": done, "epoch": done / self.per_epoch, "lr": lr}
-            self.run.log({**place, **means, "seconds": round(float(self.seconds[row]), 4)})
+            self.run.log({"kind": kind, **self._place(done), **means, "seconds": round(float(self.seconds[row]), 4)})
         if self.events is not None:
             for name, value in means.items():
                 self.events.add_scalar(f"{kind}/{name}", value, done)
         self.sums[row] = 0
         self.seconds[row] = 0
+
+    def notes(self) -> list[str]:
+        """Return a line if training ended while it still improved.
+
+        Quarters are of the learning rate that is spent, not of the steps: a schedule that ends at zero is flat in the
+        end whether or not training has converged.
+        """
+        s, remedy = self.settings, "train longer: raise epochs, or leave it out"
+        if self.steps < QUARTERS:
+            return [f"{s.method} made {self.steps} steps, too few to learn from: {remedy} (now {s.epochs})"]
+        losses, accuracies = (self.quarters[:, STATISTICS.index(k)] for k in ("cross_entropy", "accuracy"))
+        losses, accuracies = ((sums / self.quarters[:, -1]).tolist() for sums in (losses, accuracies))
+        fall, rise = losses[-2] - losses[-1], accuracies[-1] - accuracies[-2]
+        if fall <= STEEP * (losses[0] - losses[-1]) or not (fall > FALL * losses[-2] or rise > RISE):
+            return []
+        return [
+            f"{s.method} stopped while it still improved: from the third to the last quarter of training the members' "
+            f"cross-entropy went from {losses[-2]:.3g} to {losses[-1]:.3g}, their training accuracy from "
+            f"{accuracies[-2]:.1%} to {accuracies[-1]:.1%}: {remedy} (now {s.epochs}), or raise lr (now {s.lr:.2g})"
+        ]
+
+    def _place(self, done: int) -> dict[str, float]:
+        lr = self.settings.lr * self.settings.factor(done, self.steps)
+        return {"step": done, "epoch": done / self.per_epoch, "lr": lr}
 
     def close(self) -> None:
         """Close the bar and the event file."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, SEED, Rule, check, documented, listed, option
 from dissensus.training.methods import METHODS
+
+if TYPE_CHECKING:
+    from dissensus.features import FeatureSet
+    from dissensus.models.ensemble import Ensemble
 
 Extent = Literal["active", "all"]
 Precision = Literal["32-true", "bf16-mixed"]
@@ -20,6 +24,28 @@ MEMBERS = 5  # where nobody says how many
 # Where nobody says how much: without label smoothing, the largest weight that docs/results.md finds to cost little on
 # data that members fit to the last sample.
 DIVERSITY = 0.03
+# With no `epochs`: what every member makes, whatever the number of samples, the batch, the members and the active ones.
+PASSES, UPDATES = 10, 1000
+BATCHES = 8  # per epoch, as far as the batch stays within SMALLEST and LARGEST
+SMALLEST, LARGEST = 16, 256
+# How fast a linear tail on features of norm sqrt(D) learns, and the share of its weights that decays in a step: see
+# "Defaults" in docs/training.md.
+LINEAR_LR, LINEAR_DECAY = 0.036, 0.002
+LR, WEIGHT_DECAY = 1e-3, 0.01  # of the other tails
+
+
+class Task(NamedTuple):
+    """What the defaults of training depend on besides the options."""
+
+    samples: int  # of the training set, each once however many passes there are
+    tail: str | None = None  # a name in TAILS; None: a module of the user's
+    width: int | None = None  # of the features that the tail takes
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, train: FeatureSet) -> Task:
+        """The task of training this ensemble on these features."""
+        about = ensemble.about or {}
+        return cls(len(train) // train.passes, about.get("name"), about.get("features"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +69,34 @@ class Hyperparameters:
         "active", "whose mean logits give a sample's hardness: the active members', or all as the paper writes it"
     )
     epochs: int | None = option(
-        None, "passes over the training set; by default as many as give every member `member_epochs`", AT_LEAST_1
+        None,
+        f"passes over the training set; by default as many as every member needs for `member_epochs`, or for {PASSES} "
+        f"passes and {UPDATES} updates",
+        AT_LEAST_1,
     )
-    lr: float = option(1e-3, "peak learning rate", ABOVE_0)
-    batch_size: int = option(256, "samples per step, over all devices", AT_LEAST_1)
-    weight_decay: float = option(0.01, "decoupled for adamw, an L2 term for sgd", AT_LEAST_0)
+    lr: float | None = option(
+        None,
+        f"peak learning rate; by default {LINEAR_LR:g} / sqrt(features) for linear tails, {LR:g} for the others",
+        ABOVE_0,
+    )
+    batch_size: int | None = option(
+        None,
+        f"samples per step, over all devices; by default an eighth of the samples, as a power of two within {SMALLEST} "
+        f"to {LARGEST}",
+        AT_LEAST_1,
+    )
+    weight_decay: float | None = option(
+        None,
+        f"decoupled for adamw, an L2 term for sgd; by default {LINEAR_DECAY:g} / the default lr for linear "
+        f"tails, {WEIGHT_DECAY:g} for the others",
+        AT_LEAST_0,
+    )
+    early_stop: float = option(
+        0.0,
+        "share of the training samples that is held out to watch the members' cross-entropy: training stops when it no "
+        "longer falls, and the best weights are kept",
+        Rule("within [0, 0.5]", lambda value: 0 <= value <= 0.5),
+    )
     label_smoothing: float = option(
         0.0,
         "share of the label that is spread over all classes",
@@ -78,8 +127,8 @@ class TrainOptions(Hyperparameters):
         DissensusError: for a value that breaks its rule, such as lr=-1.
     """
 
-    member_epochs: int = option(
-        10,
+    member_epochs: int | None = option(
+        None,
         "with no `epochs`: passes over the training set per member. Where members are drawn, epochs are longer by "
         "members / active, so that every member makes as many updates as in a deep ensemble",
         AT_LEAST_1,
@@ -103,13 +152,50 @@ class TrainOptions(Hyperparameters):
             unused["confidence"] = TrainOptions.confidence
         return replace(self, **unused)
 
-    def resolve(self, method: str, members: int, precision: str = "32-true") -> Settings:
-        """Fill in what the method decides, and check what depends on several options.
+    def resolve(self, method: str, members: int, task: Task, precision: str = "32-true") -> Settings:
+        """Fill in what method, tail and training set decide, and check what depends on several options.
 
         Args:
             method: A name in `METHODS`.
             members: How many members are trained.
+            task: What they are trained on.
             precision: Of Lightning Fabric.
+
+        Raises:
+            DissensusError: for options that do not go with the method or the number of members.
+        """
+        diversity, active = self.check_method(method, members)
+        batch_size = self.batch_size
+        if batch_size is None:
+            batch_size = 2 ** round(math.log2(min(max(task.samples / BATCHES, SMALLEST), LARGEST)))
+        epochs = self.epochs
+        if epochs is None:
+            updated = members if self.main == "all" else active
+            epochs = math.ceil(self._member_epochs(task.samples, batch_size) * members / updated)
+        lr, weight_decay = self._rates(task)
+        kept = {field.name: getattr(self, field.name) for field in fields(Hyperparameters)}
+        filled = {
+            "diversity": diversity, "active": active, "epochs": epochs, "batch_size": batch_size, "lr": lr,
+            "weight_decay": weight_decay,
+        }  # fmt: skip
+        return Settings(method=method, members=members, precision=precision, **{**kept, **filled})  # type: ignore[arg-type]
+
+    def _member_epochs(self, samples: int, batch_size: int) -> int:
+        """Passes per member."""
+        if self.member_epochs is not None:
+            return self.member_epochs
+        return max(PASSES, math.ceil(UPDATES / math.ceil(samples / batch_size)))
+
+    def _rates(self, task: Task) -> tuple[float, float]:
+        """Learning rate and weight decay."""
+        lr, weight_decay = LR, WEIGHT_DECAY
+        if task.tail == "linear" and task.width is not None:
+            lr = LINEAR_LR / math.sqrt(task.width)
+            weight_decay = LINEAR_DECAY / lr
+        return lr if self.lr is None else self.lr, weight_decay if self.weight_decay is None else self.weight_decay
+
+    def check_method(self, method: str, members: int) -> tuple[float, int]:
+        """Check what depends on several options; return diversity and the number of active members.
 
         Raises:
             DissensusError: for options that do not go with the method or the number of members.
@@ -118,7 +204,7 @@ class TrainOptions(Hyperparameters):
         from dissensus.training import optim
 
         optim.OPTIMISERS.check(self.optimizer)
-        recipe, diversity, active, epochs = METHODS[method], self.diversity, self.active, self.epochs
+        recipe, diversity, active = METHODS[method], self.diversity, self.active
         if recipe.members is not None and members != recipe.members:
             raise DissensusError(
                 f"{method} trains {recipe.members} member; got members={members}: use deep-ensemble for several"
@@ -141,12 +227,7 @@ class TrainOptions(Hyperparameters):
                 f"one active member has nobody to disagree with; got active=1 with members={members} and "
                 f"diversity={diversity:g}: use active=2 or more, or diversity=0"
             )
-        if epochs is None:
-            moved = members if self.main == "all" else active
-            epochs = math.ceil(self.member_epochs * members / moved)
-        kept = {field.name: getattr(self, field.name) for field in fields(Hyperparameters)}
-        filled = {"diversity": diversity, "active": active, "epochs": epochs}
-        return Settings(method=method, members=members, precision=precision, **{**kept, **filled})  # type: ignore[arg-type]
+        return diversity, active
 
 
 documented(listed(TrainOptions))(TrainOptions)
@@ -165,6 +246,9 @@ class Settings(Hyperparameters):
     diversity: float
     active: int
     epochs: int
+    lr: float
+    batch_size: int
+    weight_decay: float
 
     def __post_init__(self) -> None:
         check(self)
@@ -174,3 +258,9 @@ class Settings(Hyperparameters):
         if self.schedule == "constant":
             return 1.0
         return 0.5 * (1 + math.cos(math.pi * step / max(steps, 1)))
+
+    def travelled(self, share: float) -> float:
+        """The share of the whole training's learning rate that is spent after a share of its steps: the integral of
+        `factor`.
+        """
+        return share if self.schedule == "constant" else share + math.sin(math.pi * share) / math.pi

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
 from dissensus.backbones import BackboneDescription
-from dissensus.models.saved import TailInfo
+from dissensus.models.saved import MemberTailInfo
 from dissensus.training.options import Settings
 
 INFO = "run.json"
@@ -40,12 +40,13 @@ class Data(Part):
     """What the result of a run depends on besides its settings, by fingerprint."""
 
     train: str
+    samples: int  # of the training set, without those of weight zero
     images: str | None  # that the training features were extracted from
     classes: tuple[str, ...]
     disagreement: str | None
     sample_weight: str | None
     backbone: BackboneDescription | None
-    tail: TailInfo | None
+    tail: MemberTailInfo | None
     start: str  # the initial weights
 
 
@@ -59,6 +60,7 @@ class RunInfo(Document):
     settings: dict[str, JsonValue]  # the fields of `Settings`
     data: Data
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()  # what the user should know about the training
 
     @field_validator("settings")
     @classmethod
@@ -77,7 +79,7 @@ class Line(Part):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
 
-    kind: Literal["step", "epoch"]
+    kind: Literal["step", "epoch", "held-out"]
     step: int
     epoch: float
     lr: float
@@ -164,9 +166,9 @@ class Run:
         """Where the trained ensemble is."""
         return self.folder / "ensemble"
 
-    def finish(self) -> None:
+    def finish(self, notes: Sequence[str] = ()) -> None:
         """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
-        self.info = self.info.model_copy(update={"status": "finished"})
+        self.info = self.info.model_copy(update={"status": "finished", "notes": tuple(notes)})
         documents.write(self.folder / INFO, self.info)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 

@@ -94,7 +94,9 @@ def _fit(
         for name, kind in kinds.items():
             source.name = name
             try:
-                states[name] = {key: value.detach().cpu() for key, value in kind.fit(rows, features.labels).items()}
+                state = kind.fit(rows, features.labels)
+                # contiguous, as when loaded: the order of summation depends on it
+                states[name] = {key: value.detach().cpu().contiguous() for key, value in state.items()}
             except (DataError, ShapeError) as error:
                 warnings.warn(f"the score {name} is left out, these features do not allow it: {error}", stacklevel=3)
     finally:

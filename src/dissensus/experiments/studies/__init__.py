@@ -58,6 +58,12 @@ STUDIES: Registry[Study] = Registry(
         "layers": Study(ablations.layers, "Table 4", "members that own one layer against two", ("backbone",)),
         "backbones": Study(ablations.backbones, "Table 5", "two backbones side by side", ("backbone",)),
         "scores": Study(ablations.scores, "Table 6", "AUROC of every score", ("ood",)),
+        "geometry": Study(
+            ablations.geometry,
+            "beyond the paper",
+            "AUROC of every score by the norm that linear members apply to features",
+            ("ood",),
+        ),
         "two-stage": Study(ablations.two_stage, "Table 7", "joint training against two stages"),
         "groups": Study(ablations.groups, "Table 8", "worst-group accuracy of ensembles of four", ("groups",)),
         "disagreement-data": Study(

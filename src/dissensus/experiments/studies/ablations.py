@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError
+from dissensus.evaluation._evaluate import COMBINED
 from dissensus.evaluation.results import DETECTED, LABELLED, Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.functional import scores as registry
 
 BACKBONES = ("lite0", "lite1")
+NORMS = ("l2", "layer", "none")
 
 
 def layers(lab: Lab) -> list[Table]:
@@ -38,16 +40,27 @@ def backbones(lab: Lab) -> list[Table]:
 
 
 def scores(lab: Lab) -> list[Table]:
-    """Every score on the same ensembles."""
-    trials = [Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
+    """Every score on the same models: of logits, of features, and detectors' default combination of both."""
+    trials = [Trial("single", "single"), Trial("deep-ensemble", "deep-ensemble"), Trial("sed-a2d", "sed-a2d")]
     results = Results(lab.run(trials))
+    return [_by_score(results, trial.name, f"scores of {trial.name}") for trial in trials]
+
+
+def geometry(lab: Lab) -> list[Table]:
+    """Every score of a deep ensemble by what its linear members do to features first."""
+    trials = [Trial(f"norm {norm}", "deep-ensemble", tail="linear", norm=norm) for norm in NORMS]
+    results = Results(lab.run(trials))
+    rows = [((norm,), trial.name) for norm, trial in zip(NORMS, trials, strict=True)]
+    overview = _overview(results, "norms", ("norm",), rows)
+    return [overview, *(_by_score(results, trial.name, f"scores with {trial.name}") for trial in trials)]
+
+
+def _by_score(results: Results, trial: str, title: str) -> Table:
+    """AUROC of every score of one trial."""
     families = results.families(*DETECTED)
     columns = tuple(Column("AUROC", name) for name in families)
-    tables = []
-    for trial in trials:
-        rows = [Row((name,), tuple(results.auroc(trial.name, f, name) for f in families)) for name in registry.SCORES]
-        tables.append(Table(f"scores of {trial.name}", ("score",), columns, tuple(rows)))
-    return tables
+    rows = [Row((s,), tuple(results.auroc(trial, f, s) for f in families)) for s in (*registry.SCORES, COMBINED)]
+    return Table(title, ("score",), columns, tuple(row for row in rows if any(row.cells)))
 
 
 def two_stage(lab: Lab) -> list[Table]:
@@ -106,7 +119,8 @@ def active(lab: Lab) -> list[Table]:
     table = _overview(results, "members drawn per batch", ("M", "I"), rows, "Epoch: seconds, deviation over epochs.")
     times = {name: _epoch_time(Path(runs.iloc[0])) for name, runs in frame.groupby("row")["run"]}
     columns = (Column("", "epoch s", better="lower", digits=1), *table.columns)
-    timed = [replace(row, cells=(times[t.name], *row.cells)) for row, t in zip(table.rows, trials, strict=True)]
+    seconds = [times[trial.name] for trial in trials] + [None] * (len(table.rows) - len(trials))  # of baselines: none
+    timed = [replace(row, cells=(value, *row.cells)) for row, value in zip(table.rows, seconds, strict=True)]
     return [replace(table, columns=columns, rows=tuple(timed))]
 
 
@@ -116,8 +130,10 @@ def _overview(
     """Accuracy of ensemble and members, and AUROC of PDS, of rows (names, trial)."""
     measures = [Measure("accuracy", family, "prediction") for family in results.families(*LABELLED)]
     measures += [Measure("accuracy", family, "members", heading="members") for family in results.families("id")]
-    measures += [Measure("auroc", family, score="pds", heading="AUROC pds") for family in results.families(*DETECTED)]
-    return results.table(title, measures, heads=heads, rows=rows, note=note)
+    for score in dict.fromkeys([results.headline, "pds"]):
+        heading = f"AUROC {score}"
+        measures += [Measure("auroc", family, score=score, heading=heading) for family in results.families(*DETECTED)]
+    return results.table(title, measures, heads=heads, rows=rows, note=note, baselines=True)
 
 
 def _epoch_time(run: Path) -> Value | None:

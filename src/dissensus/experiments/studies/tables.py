@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from dissensus.evaluation.results import BASELINES, Measure, Results
 from dissensus.evaluation.results import DIVERSITY as DIVERSITY_SCORES
-from dissensus.evaluation.results import Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.functional.aggregates import AGGREGATES
@@ -60,7 +60,7 @@ def detection(lab: Lab) -> list[Table]:
 
     def table(title: str, choose: Callable[[list[Trial], str, str], str], note: str) -> Table:
         rows = []
-        for score in ("bma", "pds"):
+        for score in dict.fromkeys(["bma", "pds", results.headline]):
             for method, trials in groups.items():
                 if method == "single" and score == "pds":
                     continue  # one member predicts one class
@@ -72,6 +72,7 @@ def detection(lab: Lab) -> list[Table]:
                 ]
                 cells += [results.auroc(chosen[kind], name, score) for kind in families for name in families[kind]]
                 rows.append(Row((method, score, _weights(method, *chosen.values())), tuple(cells)))
+        rows += _baselines(results, families)
         return Table(title, ("method", "score", "weight"), tuple(columns), tuple(rows), note)
 
     return [
@@ -86,6 +87,17 @@ def detection(lab: Lab) -> list[Table]:
             f"The suite's own weight, {lab.diversity:g}, or the nearest that was trained.",
         ),
     ]
+
+
+def _baselines(results: Results, families: Mapping[str, Sequence[str]]) -> list[Row]:
+    """A single model with common scores."""
+    members = results.accuracy(results.single, results.inside, "members")
+    rows = []
+    for score, name in BASELINES.items():
+        aurocs = [results.auroc(results.single, family, score) for names in families.values() for family in names]
+        if any(aurocs):
+            rows.append(Row((name, score, "-"), (*[members] * (2 * len(families)), *aurocs)))
+    return rows
 
 
 def weighted(method: str, weight: float, members: int = 5) -> Trial:

@@ -1,0 +1,151 @@
+"""Scores are fitted at the end of training, kept with the run, and the same in every process."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus.features import FeatureSet
+from dissensus.functional import scores
+from dissensus.functional.fitted import Rows
+from dissensus.models import tails
+from dissensus.models.ensemble import Ensemble
+from dissensus.training import _fit, fit_scores
+from dissensus.training._fit import fit
+from tests.conftest import blobs, linear
+
+QUICK = {"epochs": 2, "batch_size": 32, "progress": False}
+
+
+def values(ensemble: Ensemble, features: FeatureSet) -> dict[str, torch.Tensor]:
+    x = features.rows(slice(None))
+    with torch.no_grad():
+        return {name: scores.compute(name, ensemble(x), x, ensemble.fitted) for name in ensemble.fitted}
+
+
+def test_fit_fits_all_of_them_and_keeps_them_with_the_run(tmp_path):
+    ensemble = fit(linear(), blobs(), "deep-ensemble", out=tmp_path / "run", **QUICK)
+    assert list(ensemble.fitted) == list(scores.of_features())
+    assert Ensemble.load(tmp_path / "run" / "ensemble").score_digests == ensemble.score_digests
+    labels = blobs().labels
+    state = scores.of_features()["mahalanobis"].fit(Rows(blobs(), labels, 3), labels)
+    found = ensemble.fitted["mahalanobis"].state_dict()
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+    assert all(value.isfinite().all() for value in values(ensemble, blobs(50, seed=4)).values())
+
+
+def test_a_finished_run_keeps_its_own(tmp_path, monkeypatch):
+    fit(linear(), blobs(), "deep-ensemble", out=tmp_path, scores=["mahalanobis"], **QUICK)
+    monkeypatch.setattr(_fit, "fit_scores", lambda *args, **options: pytest.fail("fitted again"))
+    again = fit(linear(), blobs(), "deep-ensemble", out=tmp_path, **QUICK)
+    assert list(again.fitted) == ["mahalanobis"]
+
+
+def test_a_run_that_was_killed_while_fitting_scores_fits_them_again(tmp_path, monkeypatch):
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_fit, "fit_scores", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(linear(), blobs(), "sed-a2d", out=tmp_path / "killed", **QUICK)
+    resumed = fit(linear(), blobs(), "sed-a2d", out=tmp_path / "killed", **QUICK)
+    whole = fit(linear(), blobs(), "sed-a2d", out=tmp_path / "whole", **QUICK)
+    assert resumed.fingerprint == whole.fingerprint
+    assert resumed.score_digests == whole.score_digests
+
+
+def test_none_and_some_can_be_chosen():
+    assert fit(linear(), blobs(), "deep-ensemble", scores=(), **QUICK).fitted == {}
+    assert list(fit(linear(), blobs(), "deep-ensemble", scores=["knn"], **QUICK).fitted) == ["knn"]
+    with pytest.raises(UnknownNameError, match="did you mean 'mahalanobis'"):
+        fit(linear(), blobs(), "deep-ensemble", scores=["mahalanobi"], **QUICK)
+    with pytest.raises(DissensusError, match="only scores of features are fitted; 'pds' is one of logits"):
+        fit_scores(linear(), blobs(), ["pds"])
+    with pytest.raises(DataError, match="scores are fitted to labelled features"):
+        fit_scores(linear(), FeatureSet.from_arrays(torch.zeros(4, 6)))
+
+
+def test_the_first_stage_has_none(tmp_path):
+    ensemble = fit(linear(), blobs(), "two-stage", confidence=0.9, lr=0.05, out=tmp_path, **(QUICK | {"epochs": 10}))
+    assert list(ensemble.fitted) == list(scores.of_features())
+    assert not (tmp_path / "first-stage" / "ensemble" / "scores.safetensors").exists()
+    # all training samples count, not only those that the first stage is sure of
+    assert len(ensemble.fitted["knn"].state_dict()["bank"]) == len(blobs())
+
+
+def test_samples_of_weight_zero_are_left_out():
+    weight = torch.ones(120)
+    weight[:30] = 0
+    weighted = fit(linear(), blobs(), "deep-ensemble", sample_weight=weight, **QUICK)
+    rest = fit(linear(), blobs().subset(range(30, 120)), "deep-ensemble", **QUICK)
+    assert weighted.score_digests["knn"] == rest.score_digests["knn"]
+
+
+def test_of_augmented_passes_the_first_counts():
+    rows, labels = blobs().rows(slice(None)), blobs().labels
+    twice = FeatureSet.from_arrays(torch.cat([rows, rows + 1]), labels.repeat(2), provenance={"passes": 2})
+    one, two = linear(), linear()
+    fit_scores(one, blobs())
+    fit_scores(two, twice)
+    assert one.score_digests == two.score_digests
+
+
+def test_a_score_that_the_features_do_not_allow_is_left_out_with_a_line():
+    x, y = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), torch.arange(3)
+    ensemble = linear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit_scores(ensemble, FeatureSet.from_arrays(x, y))
+    said = [str(warning.message) for warning in caught]
+    assert any(line.startswith("the score mahalanobis is left out, these features do not allow it: ") for line in said)
+    assert all("\n" not in line for line in said)
+    assert "mahalanobis" not in ensemble.fitted
+    assert len(said) + len(ensemble.fitted) == len(scores.of_features())
+
+
+def test_features_of_a_form_that_no_score_takes_leave_all_out():
+    class Cube(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1))
+
+    features = FeatureSet.from_arrays(torch.randn(30, 2, 2, 2, 2), torch.arange(30) % 3)
+    ensemble = Ensemble(Cube, members=2)
+    with pytest.warns(UserWarning, match="features must be"):
+        fit(ensemble, features, "deep-ensemble", **QUICK)
+    assert ensemble.fitted == {}
+
+
+@pytest.mark.parametrize("kind", ["conv", "mlp", "tokens", "custom", "single"])
+def test_every_kind_of_tail_has_them(kind, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    shape = {"conv": (6, 2, 2), "tokens": (4, 6)}.get(kind, (6,))
+    labels = torch.arange(90) % 3
+    x = torch.randn(90, *shape, generator=generator) + labels.view(-1, *[1] * len(shape))
+    features = FeatureSet.from_arrays(x, labels)
+    tail = {"conv": tails.Conv(6, 3), "mlp": tails.MLP(6, 3), "tokens": tails.MLP(6, 3), "single": tails.Linear(6, 3)}
+    custom = tail.get(kind) or (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
+    ensemble = Ensemble(custom, members=1 if kind == "single" else 3)
+    fit(ensemble, features, "single" if kind == "single" else "deep-ensemble", out=tmp_path, **QUICK)
+    assert list(ensemble.fitted) == list(scores.of_features())
+    loaded = Ensemble.load(tmp_path / "ensemble", custom if kind == "custom" else None).eval()
+    for name, value in values(loaded, features).items():
+        assert value.shape == (90,), name
+        assert value.isfinite().all(), name
+
+
+def test_fitting_leaves_mode_and_random_numbers_as_they_were():
+    ensemble = linear().train()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    fit_scores(ensemble, blobs())
+    assert ensemble.training
+    assert torch.equal(torch.get_rng_state(), before)
