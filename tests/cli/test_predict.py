@@ -77,7 +77,7 @@ def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     assert kept.false_alarms == 0.1
     values = kept.calibrated.values[0]
     expected = Detector.load(home / "run").threshold.calibrated.values[0]
-    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.2)  # float16 on disk: ranks differ
+    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.5)  # float16 on disk: ranks differ
 
 
 def test_calibrate_on_the_training_images_warns(home, copy, capsys):
