@@ -31,7 +31,7 @@ BATCHES = 8  # per epoch, as far as the batch stays within SMALLEST and LARGEST
 SMALLEST, LARGEST = 16, 256
 # How fast a linear tail on features of norm sqrt(D) learns, and the share of its weights that decays in a step: see
 # "Defaults" in docs/training.md.
-LINEAR_LR, LINEAR_DECAY = 0.036, 0.002
+LINEAR_LR, LINEAR_DECAY = 0.12, 0.002
 LR, WEIGHT_DECAY = 1e-3, 1.0  # of the other tails
 
 
@@ -77,7 +77,7 @@ class Hyperparameters:
     )
     lr: float | None = option(
         None,
-        f"peak learning rate; by default {LINEAR_LR:g} / sqrt(features) for linear tails, {LR:g} for the others",
+        f"peak learning rate; by default {LINEAR_LR:g} / features^(2/3) for linear tails, {LR:g} for the others",
         ABOVE_0,
     )
     batch_size: int | None = option(
@@ -191,7 +191,7 @@ class TrainOptions(Hyperparameters):
         """Learning rate and weight decay."""
         lr, weight_decay = LR, WEIGHT_DECAY
         if task.tail == "linear" and task.width is not None:
-            lr = LINEAR_LR / math.sqrt(task.width)
+            lr = LINEAR_LR / task.width ** (2 / 3)
             weight_decay = LINEAR_DECAY / lr
         return lr if self.lr is None else self.lr, weight_decay if self.weight_decay is None else self.weight_decay
 
