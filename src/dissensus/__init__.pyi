@@ -1,6 +1,7 @@
 from . import backbones as backbones
 from . import suites as suites
 from ._core.errors import DissensusError as DissensusError
+from .adaptation import tune as tune
 from .detection import Detector as Detector
 from .detection import ImageEnsemble as ImageEnsemble
 from .estimators import DissensusClassifier as DissensusClassifier

@@ -21,12 +21,12 @@ __all__ = ["COMMANDS", "main"]
 
 # Importing them fills COMMANDS, in the order in which --help shows them.
 for _module in (
-    "demo", "run", "extract", "train", "evaluate", "calibrate", "predict", "export", "serve", "study", "report",
+    "demo", "run", "extract", "train", "tune", "evaluate", "calibrate", "predict", "export", "serve", "study", "report",
     "suite", "lists",
 ):  # fmt: skip
     importlib.import_module(f"dissensus.cli.{_module}")
 
-RESUMABLE = ("demo", "extract", "run", "study", "train")
+RESUMABLE = ("demo", "extract", "run", "study", "train", "tune")
 # Errors of the system about a path or a disk, which the user can fix.
 OF_THE_USER = {
     errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,

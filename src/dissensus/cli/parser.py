@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 from dissensus import __version__
 from dissensus._core.errors import DissensusError, UnknownNameError, short
 from dissensus._core.options import Option, share
-from dissensus.cli.command import COMMANDS, Command, Share, fail
+from dissensus.cli.command import COMMANDS, Command, Duration, Share, fail
 
 
 class Parser(argparse.ArgumentParser):
@@ -178,8 +178,21 @@ def _one_of(flag: str, known: Sequence[str], text: str) -> str:
     return text
 
 
-CONVERTERS: dict[Any, Callable[[str], Any]] = {int: _whole, float: _number, Share: share, str: str}
-METAVARS: dict[Any, str] = {int: "N", float: "X", Share: "SHARE"}
+def _duration(text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+)\s*([smh])", text.strip())
+    try:
+        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise DissensusError(f"must be a time such as 90s, 10m or 1h; got {short(text)}")
+    return seconds
+
+
+CONVERTERS: dict[Any, Callable[[str], Any]] = {
+    int: _whole, float: _number, Share: share, Duration: _duration, str: str
+}  # fmt: skip
+METAVARS: dict[Any, str] = {int: "N", float: "X", Share: "SHARE", Duration: "TIME"}
 
 
 def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:

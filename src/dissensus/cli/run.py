@@ -49,7 +49,8 @@ def run(
         out: folder for results.csv, report.html and one run folder per method.
         suite: dissensus list suites; or your own YAML file; by default folders, the images under --root.
         root: the folder that holds the images, such as one of class folders; embedded suites have none.
-        methods: what to train: dissensus list methods; or all; by default single, deep-ensemble and sed-a2d.
+        methods: what to train: dissensus list methods; auto, which tune chooses; or all of the
+            former; by default single, deep-ensemble and sed-a2d.
         members: of every ensemble.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
         norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from numpy.random import RandomState
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -28,8 +26,10 @@ from torch import Tensor
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.options import documented
 from dissensus.detection.threshold import Threshold
+from dissensus.estimators import _auto
 from dissensus.estimators._options import OPTIONS, signature
 from dissensus.estimators._outputs import Floats, outputs, values
+from dissensus.estimators._setup import fabric_on, held_out_rows
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, expressions, scores
 from dissensus.models import tails
@@ -57,7 +57,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         members: how many members.
-        method: how they are trained, see `METHODS`; not a2d and divdis, which need a set to disagree on.
+        method: how they are trained, see `METHODS`; not a2d and divdis, which need a set to disagree on. "auto": what
+            `dissensus.tune` chooses, score included; it trains some thirty ensembles.
         tail: what a member is: linear, or mlp, a residual block with layer norms and a linear layer.
         norm: what a member does to samples first: none, l2, layer; None: the default of `tails.create`, l2 for linear.
             l2 suits embeddings, but a small table loses its scale by it: iris 85% instead of 96% accuracy.
@@ -134,6 +135,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_parameters()
         classes, labels = np.unique(y, return_inverse=True)
         weight = None if sample_weight is None else check_sample_weight(sample_weight, len(samples)).numpy()
+        if weight is not None and self.method == _auto.AUTO:
+            raise DissensusError("method auto takes no sample weights; got some: leave them out, or name a method")
         used = np.arange(len(samples)) if weight is None else np.flatnonzero(weight)
         if len(present := np.unique(labels[used])) < 2:
             raise DataError(
@@ -144,29 +147,42 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weight = None  # equal weights must not differ from none, not even by rounding
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
-        held_out = used[self._held_out(labels[used], random)]
+        held_out = used[held_out_rows(labels[used], self.calibration, self._needed(), random)]
         kept = np.setdiff1d(used, held_out)
 
         weight, x, scaler = None if weight is None else weight[kept], samples[kept], None
         if self.standardize:
             scaler = StandardScaler().set_output(transform="default").fit(x, sample_weight=weight)
             x = scaler.transform(x)
+        self.classes_, self.scaler_, self.n_samples_fit_ = classes, scaler, len(used)
+        if self.method == _auto.AUTO:
+            return self._choose(FeatureSet.from_arrays(x, labels[kept]), samples[held_out], seed)
         # a factory, so that each member is initialised from its own seed
         ensemble = Ensemble(partial(tails.create, self.tail, x.shape[1], len(classes), self.norm), self.members, seed)
         features = FeatureSet.from_arrays(x, labels[kept])
         options = TrainOptions(**{each.name: getattr(self, each.name) for each in OPTIONS}, seed=seed)
         train.fit(
             ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(), progress=False,
-            fabric=self._fabric(),
+            fabric=fabric_on(self.device),
         )  # fmt: skip
         names, weights = expressions.choose(self.score_name, ensemble.fitted)
         if self.score_name is None and not expressions.enough(names, len(held_out), self.false_alarms):
             names, weights = names[:1], (1.0,)
-        self.classes_, self.scaler_, self.n_samples_fit_ = classes, scaler, len(used)
         self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), expressions.expression(names, weights), None
         if len(held_out):
             by_name = dict(zip(names, self._values(samples[held_out]), strict=True))
             self.threshold_ = Threshold.calibrate(by_name, self.false_alarms, weights=weights)
+        return self
+
+    def _choose(self, features: FeatureSet, held_out: Floats, seed: int) -> Self:
+        """Let `tune` choose; the held-out samples set the threshold."""
+        if not len(held_out):
+            raise self._too_few("method auto")
+        x = held_out if self.scaler_ is None else self.scaler_.transform(held_out)
+        self.ensemble_, self.threshold_ = _auto.choose(
+            features, FeatureSet.from_arrays(x), self.members, seed, self.false_alarms
+        )
+        self.score_name_ = self.threshold_.name
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -225,8 +241,9 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         """Raise for parameters that `dissensus.fit` does not check, or explains in other words."""
-        recipe = methods.METHODS[self.method]
-        if recipe.takes_set:
+        if self.method == _auto.AUTO:
+            _auto.check(self.get_params())
+        elif methods.METHODS[self.method].takes_set:
             raise DissensusError(
                 f"{self.method} needs a set to disagree on, which fit(X, y) does not take: "
                 f"use method='sed-{self.method}', or dissensus.fit with disagreement="
@@ -239,13 +256,6 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"calibration must be within [0, 1); got {self.calibration:g}: try 0.2, or 0 to hold nothing out"
             )
 
-    def _held_out(self, labels: NDArray[np.int64], random: RandomState) -> NDArray[np.int64]:
-        """Draw the samples for the threshold, leaving one of each class; none if they would be too few."""
-        order = random.permutation(len(labels))
-        first_of_class = np.unique(labels[order], return_index=True)[1]
-        drawn = np.delete(order, first_of_class)[: math.floor(round(self.calibration * len(labels), 9))]
-        return drawn if len(drawn) >= self._needed() else drawn[:0]
-
     def _needed(self) -> int:
         """How many held-out samples the threshold needs: of the default score, at least those of a single one."""
         names = ("",) if self.score_name is None else expressions.score_names(self.score_name)[0]
@@ -255,13 +265,6 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The scores to fit to the training samples."""
         names, _ = expressions.score_names(self.score_name or expressions.DEFAULT_SCORE)
         return [name for name in names if scores.is_fitted(name)]
-
-    def _fabric(self) -> Fabric:
-        try:
-            return Fabric(accelerator=self.device, devices=1)
-        except (ValueError, RuntimeError, MisconfigurationException) as error:
-            reason = " ".join(str(error).split())
-            raise DissensusError(f"cannot train on device={self.device!r} ({reason}): use device='cpu'") from error
 
     def _checked(self, X: ArrayLike) -> Floats:
         check_is_fitted(self, "ensemble_")

@@ -43,6 +43,7 @@ class Suite:
         sets: to evaluate on; exactly one has the role id.
         held_out: labelled, for choices made before the test: the greedy soup, thresholds.
         disagreement: unlabelled, for a2d and divdis.
+        train_images: row by row the images that `train` was extracted from, where there are any.
     """
 
     name: str
@@ -51,3 +52,4 @@ class Suite:
     sets: tuple[SuiteSet, ...]
     held_out: FeatureSet | None = None
     disagreement: FeatureSet | None = None
+    train_images: ImageSet | None = None

@@ -20,6 +20,7 @@ from dissensus.functional import conformal
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.training import METHODS
 from dissensus.training.create import check_tail
+from dissensus.training.run import AUTO
 
 
 def run_methods(
@@ -66,6 +67,8 @@ def run_methods(
 def check(jobs: Sequence[Job]) -> None:
     """Raise for what no data could be trained with, before hours are spent on features."""
     for job in jobs:
+        if job.method == AUTO:
+            continue
         check_tail(job.tail or "backbone", job.norm)
         job.options.suited(job.method).check_method(job.method, METHODS[job.method].members or job.members)
 
@@ -76,7 +79,8 @@ def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) ->
     Raises:
         DissensusError: if there is none.
     """
-    lacking = [job for job in jobs if METHODS[job.method].takes_set and suite.disagreement is None]
+    takers = [job for job in jobs if job.method != AUTO and METHODS[job.method].takes_set]
+    lacking = takers if suite.disagreement is None else []
     for job in lacking:
         say(f"{suite.name} goes on without {job.method}: the suite has no set to disagree on", fabric)
     if len(lacking) == len(jobs):

@@ -18,8 +18,9 @@ import torch
 from lightning_fabric import Fabric
 
 from dissensus import __version__, suites
-from dissensus._core.errors import RunError
+from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.options import combine
+from dissensus.adaptation import tune
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import saved
 from dissensus.evaluation.suite import Suite
@@ -29,6 +30,7 @@ from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, Run, TrainOptions, fit, fit_scores, new_ensemble
 from dissensus.training.options import MEMBERS, Task
+from dissensus.training.run import AUTO
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,14 @@ def run_job(
         The frame of `evaluate`.
     """
     first = fabric is None or fabric.is_global_zero
-    ensemble = job.ensemble(suite)
-    fit(
-        ensemble, suite.train, job.method, job.options.suited(job.method), disagreement=job.disagreement_set(suite),
-        out=folder, progress=progress, fabric=fabric,
-    )  # fmt: skip
+    if job.method == AUTO:
+        ensemble = _tune(job, suite, folder, progress, fabric)
+    else:
+        ensemble = job.ensemble(suite)
+        fit(
+            ensemble, suite.train, job.method, job.options.suited(job.method), disagreement=job.disagreement_set(suite),
+            out=folder, progress=progress, fabric=fabric,
+        )  # fmt: skip
     frame = evaluated(folder, suite) if first else None
     if frame is None:
         if not ensemble.fitted:  # a run of which only the values were kept
@@ -118,6 +123,18 @@ def run_job(
         ensemble.fitted = {}
         ensemble.save(folder / "ensemble")
     return frame
+
+
+def _tune(job: Job, suite: Suite, folder: Path, progress: bool, fabric: Fabric | None) -> Ensemble:
+    """Choose on the suite's training set alone; options of training do not apply."""
+    if fabric is not None and fabric.world_size > 1:
+        raise DissensusError(f"auto runs in one process; got {fabric.world_size}: use --devices 1, or another method")
+    held_out = suite.held_out if can_calibrate(suite) else None
+    tuned = tune(
+        suite.train, images=suite.train_images, out=folder, held_out=held_out, members=job.members,
+        seed=job.options.seed, false_alarms=FALSE_ALARMS, progress=progress,
+    )  # fmt: skip
+    return tuned.ensemble
 
 
 def evaluated(folder: Path, suite: Suite) -> pd.DataFrame | None:

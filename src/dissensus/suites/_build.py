@@ -168,6 +168,7 @@ def _build(
         ),
         held_out=by_role.get("held-out"),
         disagreement=by_role.get("disagreement"),
+        train_images=_readable(next(s.images for s in sources if s.role == "train"), by_role["train"]),
     )
 
 

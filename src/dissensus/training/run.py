@@ -34,6 +34,8 @@ from dissensus.training.options import Settings
 INFO = "run.json"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
+AUTO = "auto"  # the method of runs that `tune` made
+TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
 
 
 class Data(Part):
@@ -106,7 +108,7 @@ class Run:
         )
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
-        if not folder.exists() or all(is_temporary(path.name) for path in folder.iterdir()):
+        if not folder.exists() or all(is_temporary(path.name) or path.name in TUNING for path in folder.iterdir()):
             make_folder(folder)
             remove_temporaries(folder)
             documents.write(folder / INFO, wanted.info)
@@ -155,8 +157,9 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The settings that distinguish the rows of this run in a table of results."""
-        return {name: self.settings[name] for name in ("method", "active", "diversity", "seed")}
+        """The settings that distinguish the rows of this run in a table of results; the method of `tune` is auto."""
+        about = {name: self.settings[name] for name in ("method", "active", "diversity", "seed")}
+        return {**about, "method": AUTO} if (self.folder / TUNING[-1]).is_file() else about
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,6 @@
+"""Adaptation: choose how to train and to detect without OOD data. Names are listed in __init__.pyi."""
+
+import lazy_loader
+
+# Loaded on first use, so that `dissensus tune --help` does not wait for PyTorch.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
