@@ -42,6 +42,7 @@ CASES: Registry[Case] = Registry(
         "extract": Case("images:extraction", "the trunk alone / extraction from JPEG files"),
         "engine": Case("images:engine", "the trunk in eager PyTorch / in ONNX Runtime"),
         "predict": Case("images:prediction", "images to logits of 50 members / the trunk alone"),
+        "distances": Case("images:distances", "trunk, members and the default score / the same with pds"),
         "export": Case("images:export", "a detector in eager PyTorch / its ONNX export"),
     },
 )

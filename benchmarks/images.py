@@ -1,4 +1,4 @@
-"""Cases on images: extraction, the ONNX engine, the cost of the members in prediction, and the ONNX export.
+"""Cases on images: extraction, the ONNX engine, the cost of members and of scores in prediction, and the ONNX export.
 
 The trunk is EfficientNet-Lite0. Images are JPEG files of 500 x 375 pixels, a typical ImageNet size, cropped from the
 two photographs of scikit-learn.
@@ -28,13 +28,17 @@ from dissensus.backbones import Backbone, engines, onnx_runtime
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.export import onnx
-from dissensus.features import extract
+from dissensus.features import FeatureSet, extract
+from dissensus.functional import scores
+from dissensus.functional.expressions import DEFAULT_SCORE, FALLBACK, score_names
 from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from dissensus.training.scoring import fit_scores
 
 WIDTH, HEIGHT = 500, 375
 EXTRACTIONS = 3  # the most repeats of an extraction, which takes half a minute
+CLASSES = 24  # of the detectors whose scores are compared
 PASSES = 9  # the most repeats of a pass over a batch, which takes a second or two
 
 
@@ -85,6 +89,35 @@ def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
                 trunk.append(1000 * (middle - start))
     description = f"lite0 and {sizes.many} members, {sizes.image_batch} images at {sizes.pixels} px"
     return [Comparison("predict", description, "its trunk alone", Bar("<=", 1.1), tuple(whole), tuple(trunk))]
+
+
+def distances(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """Compare verdicts by the default score, which contains distances, with verdicts by pds alone.
+
+    All is timed within one pass, as in `prediction`: one trunk and one set of members, then either score.
+    """
+    backbone = _backbone(sizes)
+    plain = _detector(sizes, classes=CLASSES, score=FALLBACK)
+    full = _detector(sizes, classes=CLASSES, score=DEFAULT_SCORE)
+    engine, pixels = engines.create("eager", backbone), _pixels(sizes)
+    with_distances: list[float] = []
+    without: list[float] = []
+    with torch.inference_mode():
+        for repeat in tqdm(range(-WARM_UP, min(repeats, PASSES)), desc="distances", leave=False, disable=None):
+            start = time.perf_counter()
+            outputs = plain.members(engine(pixels))
+            shared = time.perf_counter() - start
+            seconds = {}
+            for detector in (plain, full) if repeat % 2 else (full, plain):
+                start = time.perf_counter()
+                detector.predict_outputs(outputs)
+                seconds[id(detector)] = time.perf_counter() - start
+            if repeat >= 0:
+                with_distances.append(1000 * (shared + seconds[id(full)]))
+                without.append(1000 * (shared + seconds[id(plain)]))
+    what = f"lite0, {sizes.members} members and {DEFAULT_SCORE}, {sizes.image_batch} images at {sizes.pixels} px"
+    bar = Bar("<=", 1.03)
+    return [Comparison("distances", what, f"with {FALLBACK}", bar, tuple(with_distances), tuple(without))]
 
 
 def export(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
@@ -158,12 +191,14 @@ def _pixels(sizes: Sizes) -> Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def _detector(sizes: Sizes) -> Detector:
-    """Return a detector calibrated on random features: its speed does not depend on them."""
-    backbone = _backbone(sizes)
-    ensemble = Ensemble(tails.create("linear", backbone.shape[0], sizes.classes), members=sizes.members)
-    held_out = torch.randn(200, backbone.shape[0], generator=torch.Generator().manual_seed(0))
-    return Detector(ensemble, backbone=backbone).calibrate(held_out)
+def _detector(sizes: Sizes, *, classes: int | None = None, score: str = FALLBACK) -> Detector:
+    """Return a detector fitted to and calibrated on random features: its speed does not depend on them."""
+    backbone, classes = _backbone(sizes), classes or sizes.classes
+    ensemble = Ensemble(tails.create("linear", backbone.shape[0], classes), members=sizes.members)
+    train, held_out = torch.randn(2, 2 * classes + 200, backbone.shape[0], generator=torch.Generator().manual_seed(0))
+    names = [name for name in score_names(score)[0] if scores.is_fitted(name)]
+    fit_scores(ensemble, FeatureSet.from_arrays(train, torch.arange(len(train)) % classes), names)
+    return Detector(ensemble, backbone=backbone).calibrate(held_out, score=score)
 
 
 def _eager_detector(sizes: Sizes) -> Callable[[], object]:

@@ -25,6 +25,7 @@ ROWS = {
     "extract": ["extract"],
     "engine": ["engine"],
     "predict": ["predict"],
+    "distances": ["distances"],
     "export": ["export"],
 }
 needs_proc = pytest.mark.skipif(not memory.STATUS.is_file(), reason=f"{memory.STATUS} does not exist here")
@@ -76,7 +77,7 @@ def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
 
 
 def test_an_unknown_case_raises_with_a_suggestion():
-    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: engine, export, extract"):
+    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: distances, engine, export"):
         run_bench(["scaling", "flor"], quick=True)
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from dissensus import backbones
 from dissensus.cli import main
 from dissensus.detection.detector import Detector
 from dissensus.features import FeatureSet, extract
+from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.images import ImageSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
@@ -68,14 +70,14 @@ def copy(home, tmp_path):
 def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     code, out, err = run(capsys, "calibrate", copy, "--id", home / kind, "--false-alarms", "10%")
     assert code == 0
-    assert out.startswith("mahalanobis+pds: out above ")
+    assert out.startswith(f"{DEFAULT_SCORE}: out above ")
     assert "at most 10.00% of ID samples are called out" in err
     assert "n = 30" in err
     kept = Detector.load(copy).threshold
     assert kept.false_alarms == 0.1
     values = kept.calibrated.values[0]
     expected = Detector.load(home / "run").threshold.calibrated.values[0]
-    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.2)  # float16 on disk: ranks differ
+    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.5)  # float16 on disk: ranks differ
 
 
 def test_calibrate_on_the_training_images_warns(home, copy, capsys):
@@ -96,7 +98,7 @@ def test_calibrate_several_scores_by_class(home, copy, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 30"),
+        (["--id", "{home}/fresh-features", "--false-alarms", "0.001"], "needs 999 calibration samples; got 60"),
         (["--id", "{home}/fresh-features", "--false-alarms", "0"], "between 0 and 1"),
         (["--id", "{home}/fresh-features", "--false-alarms", "7"], "must be a share"),
         (["--id", "{home}/fresh-features", "--score", "pdss"], "did you mean 'pds'"),
@@ -127,6 +129,10 @@ def test_json_lines_have_one_object_an_image(home, capsys):
     assert [row["path"] for row in rows] == expected
     assert {row["class"] for row in rows} == {"red", "blue"}
     assert all(len(row["votes"]) == 3 and row["error"] is None for row in rows)
+    combined = list(Detector.load(home / "run").threshold.scores)
+    assert len(combined) > 1
+    assert all([part["score"] for part in row["parts"]] == combined for row in rows)
+    assert all(0 < part["p_value"] <= 1 for row in rows for part in row["parts"])
     assert all((row["verdict"] == "out") == (row["p_value"] <= 0.1) for row in rows)
     out_count = sum(row["verdict"] == "out" for row in rows)
     assert "60 in " in err
@@ -220,7 +226,7 @@ def test_one_path_of_every_kind(kind, home, tmp_path, capsys):
     assert len(rows) == {"image": 1, "list": 4}.get(kind, 3)
     expected = Detector.load(home / "run").predict([str(file) for file in files])
     for row, verdict in zip(rows, expected, strict=False):
-        assert row["score"] == pytest.approx(verdict.score, abs=1e-2 if kind == "npz" else 1e-5)
+        assert row["score"] == pytest.approx(verdict.score, abs=0.2 if kind == "npz" else 1e-5)
     if kind == "list":
         assert rows[3]["error"] == "no such file or directory"
 
@@ -239,11 +245,13 @@ def test_a_table_on_a_terminal(home, capsys):
     )  # fmt: skip
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["verdict", "p-value", "mahalanobis+pds", "sure", "class", "path"]
+    assert lines[0].split() == ["verdict", "p-value", "score", "sure", "class", "path"]
     assert lines[2].startswith(("nothing unusual ", "out "))
     assert lines[2].endswith("00.png")
     assert lines[3].strip().startswith("votes: ")
-    assert lines[4] == f"error: no such file or directory: {home / 'gone.png'}"
+    parts = ", ".join(rf"{name} [01]\.\d{{4}}" for name in Detector.load(home / "run").threshold.scores)
+    assert re.fullmatch(f" +p-values: {parts}", lines[4])
+    assert lines[5] == f"error: no such file or directory: {home / 'gone.png'}"
 
 
 def test_another_rate_without_calibrating_again(home, capsys):
@@ -356,3 +364,24 @@ def test_a_long_list_holds_memory_flat(home, tmp_path):
         assert sum(row["error"] == "not an image" for row in rows) == count // 100
         peaks[count] = int(done.stderr.splitlines()[-1])
     assert peaks[1_500] < peaks[200] + 40, peaks
+
+
+def test_csv_explains_with_votes_and_p_values(home, capsys):
+    path = home / "fresh" / "red" / "00.png"
+    code, out, _ = run(capsys, "predict", home / "run", path, "--workers", 0, "--explain", "--format", "csv")
+    assert code == 0
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert len(row["votes"].split(";")) == 3
+    combined = Detector.load(home / "run").threshold.scores
+    assert [part.split("=")[0] for part in row["parts"].split(";")] == list(combined)
+
+
+def test_a_long_expression_is_not_a_heading(home, tmp_path, capsys):
+    copy = shutil.copytree(home / "run", tmp_path / "run")
+    score = "4*mahalanobis+2*ensemble_entropy+feature_norm"
+    detector = Detector.load(copy)
+    detector.calibrate(FeatureSet.open(home / "fresh-features"), 0.1, score).save(copy)
+    _, out, _ = run(capsys, "predict", copy, home / "fresh" / "red" / "00.png", "--format", "table", "--explain")
+    lines = out.splitlines()
+    assert lines[0].split() == ["verdict", "p-value", "score", "sure", "class", "path"]
+    assert re.search(r"mahalanobis [01]\.\d{4}, ensemble_entropy [01]\.\d{4}, feature_norm [01]\.\d{4}$", lines[4])

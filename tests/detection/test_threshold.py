@@ -97,3 +97,17 @@ def test_the_command_refuses_a_damaged_calibration(tmp_path, capsys):
     path.write_text(json.dumps(document))
     (run / "detector.safetensors").write_bytes(b"\xff" * 100)
     assert "detector.safetensors is damaged" in refuse(capsys, "predict", run, tmp_path / "features")
+
+
+def test_parts_are_the_p_values_of_each_score_among_its_references():
+    generator = torch.Generator().manual_seed(0)
+    values = {"pds": torch.randn(60, generator=generator), "knn": torch.rand(60, generator=generator)}
+    threshold = Threshold.calibrate(values, 0.1, weights=(2.0, 1.0))
+    new = [torch.tensor([-9.0, 0.1, 50.0]), torch.tensor([0.5, 0.5, 0.0])]
+    parts = threshold.parts(new)
+    assert parts.shape == (2, 3)
+    for part, reference, value in zip(parts, threshold.references, new, strict=True):
+        expected = [(1 + sum(float(r) >= float(v) for r in reference)) / (len(reference) + 1) for v in value]
+        assert part.tolist() == pytest.approx(expected)
+    assert parts[0, 2] == 1 / 31
+    assert Threshold.calibrate({"pds": values["pds"]}, 0.1).parts(new[:1]) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from dissensus.detection.verdicts import Verdict, Verdicts
@@ -41,3 +43,17 @@ def test_a_notebook_shows_a_table_with_escaped_names():
     assert "&lt;dog&gt;" in html
     assert "<dog>" not in html
     assert "more" not in html
+
+
+def test_parts_are_explained():
+    found = verdicts()
+    assert found[0].parts == ()
+    assert found[0].as_dict(explain=True)["parts"] == []
+    parts = torch.tensor([[0.5, 0.25, 0.125], [1.0, 0.75, 0.001]])
+    both = Verdicts.concatenate([replace(found, parts=parts, scores=("knn", "pds"))] * 2)
+    assert both.parts.shape == (2, 6)
+    assert both[4].parts == (("knn", 0.25), ("pds", 0.75))
+    assert both[5].as_dict(explain=True)["parts"] == [
+        {"score": "knn", "p_value": 0.125}, {"score": "pds", "p_value": 0.001},
+    ]  # fmt: skip
+    assert "parts" not in both[5].as_dict()

@@ -39,7 +39,7 @@ def test_scikit_learns_own_checks(estimator, check):
 
 
 def quick(**options) -> DissensusClassifier:
-    return DissensusClassifier(**{"epochs": 10, "random_state": 0, **options})
+    return DissensusClassifier(**{"epochs": 10, "lr": 2e-2, "random_state": 0, **options})
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +307,7 @@ def test_in_one_batch_a_weight_is_so_many_copies():
     """scikit-learn's check of the same, within float32; nothing is held out, for copies would be on both sides."""
     random = np.random.RandomState(42)
     X, y, weight = random.rand(150, 8), random.randint(0, 3, 150), random.randint(0, 4, 150)
-    whole = {"batch_size": None, "calibration": 0, "epochs": 30}
+    whole = {"batch_size": 1000, "calibration": 0, "epochs": 30}
     weighted = quick(**whole).fit(X, y, sample_weight=weight)
     copies = quick(**whole).fit(X.repeat(weight, 0), y.repeat(weight))
     np.testing.assert_allclose(weighted.decision_function(X), copies.decision_function(X), rtol=1e-4, atol=1e-5)

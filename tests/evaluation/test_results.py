@@ -7,7 +7,6 @@ import json
 import pandas as pd
 import pytest
 
-from dissensus import report
 from dissensus._core.errors import DissensusError, RunError
 from dissensus.evaluation import results
 from dissensus.evaluation._evaluate import evaluate
@@ -72,7 +71,7 @@ def test_tables_of_a_report_are_made_of_the_frame(frame):
     assert list(found.roles) == ["id", "noisy", "away", "halves"]
     quality = found.quality()
     assert [c.group for c in quality.columns if c.name == "id"] == [
-        "accuracy %", "members %", "best member %", "NLL", "Brier", "ECE",
+        "accuracy %", "members %", "best member %", "NLL", "Brier", "ECE", "confidence %",
     ]  # fmt: skip
     assert cell(quality, "NLL", "halves").mean == value(frame, dataset="halves", aggregate="prediction", metric="nll")
     assert [row.names[1] for row in found.by_aggregate().rows] == list(aggregates.AGGREGATES)
@@ -125,15 +124,3 @@ def test_files_by_suffix(frame, tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(RunError, match="not a table of results"):
         results.read(tmp_path / "other.csv")
-
-
-def test_the_overview_is_self_contained_and_marks_the_best(frame, tmp_path):
-    better = frame.assign(method="<other>", value=frame["value"] + 0.01)
-    section = report.Section("mine", "a & b", pd.concat([frame, better]))
-    report.write_overview([section], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "http" not in page.replace("http-equiv", "")
-    assert "<script" not in page
-    assert "&lt;other&gt;" in page
-    best = f"<strong>{100 * value(better, dataset='id', aggregate='prediction', metric='accuracy'):.1f}</strong>"
-    assert best in page

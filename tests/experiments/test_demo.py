@@ -21,7 +21,10 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
     for method in methods.METHODS:
         assert f"\n{method} " in first.out
         assert (tmp_path / "demo" / "digits" / method / "ensemble" / "ensemble.safetensors").is_file()
-    assert "<table" in (tmp_path / "demo" / "report.html").read_text()
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "What one model does without an ensemble" in page
+    assert 'href="dominoes/report.html"' in page
+    assert (tmp_path / "demo" / "dominoes" / "report.html").is_file()
     assert "worst group" in first.out
 
     def no_step(*args):

@@ -148,7 +148,7 @@ def test_run_does_the_whole_job_and_a_second_call_repeats_nothing(photos, tmp_pa
     forbid(monkeypatch)
     assert run(capsys, *command)[:2] == (0, out)
     line = refuse_quietly(capsys, *command, "--diversity", "0.3")
-    assert "holds another run (diversity is 0.03 there, 0.3 here); choose another --out" in line
+    assert "holds another run (diversity is 0.003 there, 0.3 here); choose another --out" in line
 
 
 def test_one_folder_of_class_folders_is_enough(tmp_path, capsys):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
-from dissensus.export import EXPORTS, Written, checkpoint, export, hub, onnx, parity, register, targets
+from dissensus.export import EXPORTS, Written, checkpoint, export, graph, hub, onnx, parity, register, targets
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
 from dissensus.models import tails
@@ -97,7 +98,7 @@ def photos(tmp_path_factory):
     fit(new_ensemble(train, 3), train, "sed-a2d", epochs=3, out=folder / "run", progress=False)
     fit(new_ensemble(train, 3, norm="none"), train, "sed-a2d", epochs=3, out=folder / "raw", progress=False)
     held_out = FeatureSet.from_arrays(engine(pixels(60, seed=1)), provenance=about)
-    Detector.load(folder / "run").calibrate(held_out, 0.1, "pds").save(folder / "run")
+    Detector.load(folder / "run").calibrate(held_out, 0.1, "feature_norm+pds").save(folder / "run")
     for i, array in enumerate(pixels(12, seed=2).numpy()):
         Image.fromarray(array).save(folder / f"{i:02d}.png")
     return folder
@@ -130,7 +131,7 @@ def test_the_recipe_of_the_document_makes_the_same_pixels(shape, photos, tmp_pat
 def test_every_score_survives_conversion_however_sure_the_members(tmp_path):
     class Every(torch.nn.Module):
         def forward(self, logits):
-            return tuple(onnx.plain(name)(logits) for name in names)
+            return tuple(graph.plain(name)(logits) for name in names)
 
     for members, names in ((1, ["a2d", "unique"]), (4, list(scores.of_logits()))):
         made = onnx_runtime.convert(Every(), torch.zeros(members, 2, 7), ["logits"], names, axis=1)
@@ -161,7 +162,7 @@ def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
     for count, seed in ((1, 2), (499, 3)):
         batch = blobs(count, seed=seed, noise=2.5).rows(slice(None))
         got, expected = run(batch), detector.predict(batch)
-        parity.check(detector, detector.ensemble(batch).detach(), got)
+        parity.check(detector, detector.members(batch), got)
         assert torch.equal(got["label"], expected.label)
         assert (got["verdict"] == expected.out).double().mean() > 0.99
         assert ((got["p_value"] - expected.p_value).abs() <= 1e-4).double().mean() > 0.95
@@ -220,13 +221,13 @@ def test_five_hundred_images_agree_with_pytorch(name, layers, tmp_path):
     run = onnx_runtime.session(tmp_path / "d.onnx")
     parts = [run(some) for some in batch.split(200)]
     got = {key: torch.cat([part[key] for part in parts], int(key == "member_probs")) for key in parts[0]}
-    logits = onnx.logits_of(detector, batch, images=True)
-    expected = detector.predict_outputs(Outputs(logits, torch.zeros(logits.shape[1], 1)))
+    outputs = onnx.outputs_of(detector, batch, images=True)
+    logits, expected = outputs.logits, detector.predict_outputs(outputs)
     torch.testing.assert_close(got["logits"], logits.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got["member_probs"], logits.softmax(-1), rtol=0, atol=1e-4)
     torch.testing.assert_close(got["score"], expected.score, rtol=0, atol=1e-4)
     assert (got["verdict"] == expected.out).double().mean() > 0.99
-    parity.check(detector, logits, got)
+    parity.check(detector, outputs, got)
 
 
 @needs_onnx
@@ -300,22 +301,24 @@ def test_a_score_of_ones_own_is_exported_if_it_can_be(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["label", "logits", "member_probs", "score", "p_value", "verdict"])
 def test_an_output_that_differs_is_refused(name):
     detector = Detector(fitted(), NAMES).calibrate(blobs(300, seed=1, noise=1.5), 0.1, "pds")
-    logits = detector.ensemble(blobs(40, seed=2, noise=2.5).rows(slice(None))).detach()
-    expected = detector.predict_outputs(Outputs(logits, torch.zeros(logits.shape[1], 1)))
+    outputs = detector.members(blobs(40, seed=2, noise=2.5).rows(slice(None)))
+    logits, expected = outputs.logits, detector.predict_outputs(outputs)
     right = {
         "label": expected.label, "logits": logits.mean(0), "member_probs": logits.softmax(-1), "score": expected.score,
         "p_value": expected.p_value.float(), "verdict": expected.out,
     }  # fmt: skip
-    parity.check(detector, logits, right)
+    parity.check(detector, outputs, right)
     wrong = {"label": 1 - right["label"], "verdict": ~right["verdict"]}.get(name, right[name] + 1e-2)
     with pytest.raises(DissensusError, match=f"an export must agree with PyTorch; its {name} differs"):
-        parity.check(detector, logits, {**right, name: wrong})
+        parity.check(detector, outputs, {**right, name: wrong})
 
 
 @needs_onnx
 def test_a_difference_leaves_no_file(tmp_path, monkeypatch):
     detector = Detector(fitted(), NAMES)
-    monkeypatch.setattr(onnx, "logits_of", lambda *a, **k: 1.001 * detector.ensemble(a[1]).detach() + 0.01)
+    monkeypatch.setattr(
+        onnx, "outputs_of", lambda *a, **k: Outputs(1.001 * detector.ensemble(a[1]).detach() + 0.01, a[1])
+    )
     with pytest.raises(DissensusError, match="its logits differs by"):
         onnx.write(detector, tmp_path / "d.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -438,6 +441,10 @@ def test_a_run_on_features_goes_to_the_hub_too(run, tmp_path, calibrated):
     text = (tmp_path / "mine" / "README.md").read_text()
     assert ("The promise: on average over calibrations" in text) == calibrated
     assert ("Not calibrated" in text) != calibrated
+    assert ("`nothing unusual`: its score is like those of ID samples" in text) == calibrated
+    assert "Members are tails `linear` with norm `none`." in text
+    assert "`mahalanobis`, `relative_mahalanobis`, `feature_norm`, `knn`" in text
+    assert "`knn` keeps 120 training features as they are." in text
     assert "(N, 6) float32" in text
     with pytest.raises(DissensusError, match="images need a trunk"):
         again.predict([Image.new("RGB", (8, 8))])
@@ -462,8 +469,8 @@ def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
     text = (tmp_path / "after" / "README.md").read_text()
     rows = frame[(frame["metric"] == "accuracy") & (frame["aggregate"] == "prediction") & (frame["dataset"] == "id")]
     assert f"| accuracy % | id | {100 * float(rows['value'].iloc[0]):.1f} |" in text
-    rows = frame[(frame["metric"] == "auroc") & (frame["score"] == "pds")]
-    assert f"| AUROC pds | new\\_ones | {float(rows['value'].iloc[0]):.3f} |" in text
+    rows = frame[(frame["metric"] == "auroc") & (frame["score"] == "mahalanobis")]
+    assert f"| AUROC mahalanobis | new\\_ones | {float(rows['value'].iloc[0]):.3f} |" in text
     assert "On the suite my\\|suite:" in text
     card = ModelCard(text)
     assert card.data.library_name == "dissensus"
@@ -492,6 +499,7 @@ def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
 DAMAGE = {
     "trunk.safetensors": ("weights", r"the trunk in .* is not the one that made the training features"),
     "ensemble/ensemble.safetensors": ("weights", r"the members' weights in .* are not those that were exported"),
+    "ensemble/scores.safetensors": ("weights", r"the score feature_norm in .* is not the one that was saved: export"),
     "detector.json": ("gone", r"the calibration in .* is missing: there is no detector.json; export it again"),
     "detector.safetensors": ("gone", r"there is no file .*detector.safetensors: export it again"),
     "config.json": ("gone", r"the folder has no config.json; make one with dissensus export"),
@@ -541,6 +549,9 @@ def test_repositories_are_fetched_from_the_hub(run, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no look at the network
     same_verdicts(Detector.load(run), Detector.from_pretrained("someone/mine", "v1"), blobs(20))
     assert asked == [("someone/mine", "v1")]
+    files = [str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+    missed = [name for name in files if not any(fnmatch(name, pattern) for pattern in pretrained.FETCHED)]
+    assert missed == ["README.md"]
 
 
 def test_unknown_folders_and_repositories_are_one_line(run, tmp_path, monkeypatch):

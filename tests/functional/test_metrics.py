@@ -50,6 +50,7 @@ def test_agrees_with_the_libraries_on_whole_arrays(batch: int) -> None:
         "nll": sklearn.metrics.log_loss(labels, probs.numpy(), labels=range(7)),
         "brier": float((probs - torch.eye(7)[labels]).square().sum(-1).mean()),
         "ece": float(ece),
+        "mean_confidence": float(probs.amax(-1).double().mean()),
     }
     assert found == pytest.approx(expected, abs=1e-6)
     assert 0.3 < found["accuracy"] < 0.9
@@ -63,7 +64,9 @@ def test_classification_by_hand() -> None:
     ECE: confidences .8 (right) and .6 (wrong) in bins of their own: (|1 - .8| + |0 - .6|) / 2 = .4.
     """
     found = evaluate(torch.tensor([[0.8, 0.2], [0.6, 0.4]]).log(), torch.tensor([0, 1]))
-    assert found == pytest.approx({"accuracy": 0.5, "nll": 0.569717, "brier": 0.4, "ece": 0.4}, abs=1e-6)
+    assert found == pytest.approx(
+        {"accuracy": 0.5, "nll": 0.569717, "brier": 0.4, "ece": 0.4, "mean_confidence": 0.7}, abs=1e-6
+    )
 
 
 def test_worst_group_is_the_least_accurate_one_present() -> None:
@@ -87,14 +90,14 @@ def test_votes_have_no_nll() -> None:
     """
     shares = torch.tensor([[1.0, 0.0], [1 / 3, 2 / 3]])
     found = evaluate(shares.log(), torch.tensor([0, 0]), batch=1)
-    assert found == pytest.approx({"accuracy": 0.5, "brier": 4 / 9, "ece": 1 / 3}, abs=1e-6)
+    assert found == pytest.approx({"accuracy": 0.5, "brier": 4 / 9, "ece": 1 / 3, "mean_confidence": 5 / 6}, abs=1e-6)
 
 
 def test_a_sample_that_lost_all_its_votes() -> None:
     """All -inf: the argmax is 0, with confidence 0; the Brier score is that of no probability anywhere, 1."""
     lost = torch.full((2, 3), -torch.inf)
     found = evaluate(lost, torch.tensor([0, 2]))
-    assert found == pytest.approx({"accuracy": 0.5, "brier": 1.0, "ece": 0.5})
+    assert found == pytest.approx({"accuracy": 0.5, "brier": 1.0, "ece": 0.5, "mean_confidence": 0.0})
 
 
 def test_a_confidence_rounded_above_one_is_one() -> None:

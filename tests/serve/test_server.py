@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dissensus import fit
+from dissensus import Ensemble, fit
 from dissensus.cli import main
 from tests.conftest import blobs, linear
 from tests.serve.conftest import BAD, Server, needs_gradio
@@ -41,7 +42,14 @@ def test_refusals(capsys, place, tmp_path):
     assert "--host must be an address" in refusal(capsys, place / "run", "--host", "nowhere.invalid")
     assert "no such folder" in refusal(capsys, tmp_path / "none", "--port", 0)
     assert "--max-upload-mb" in refusal(capsys, place / "run", "--max-upload-mb", 0)
-    assert "got --images alone" in refusal(capsys, place / "run", "--port", 0, "--images", place)
+    held_out = place / "held-out"
+    assert "--train must be the features" in refusal(capsys, place / "run", "--port", 0, "--train", held_out)
+    shutil.copytree(place / "run", tmp_path / "no-knn")
+    ensemble = Ensemble.load(place / "run" / "ensemble")
+    del ensemble.fitted["knn"]
+    ensemble.save(tmp_path / "no-knn" / "ensemble")
+    refused = refusal(capsys, tmp_path / "no-knn", "--port", 0, "--images", place)
+    assert "this run has no fitted score knn and --train is not given" in refused
     fit(linear(), blobs(), "deep-ensemble", epochs=1, out=tmp_path / "features-only", progress=False)
     assert "images need a trunk" in refusal(capsys, tmp_path / "features-only", "--port", 0)
 

@@ -11,6 +11,7 @@ from PIL import Image
 from dissensus import Detector, FeatureSet
 from dissensus._core.errors import DataError
 from dissensus.evaluation.examples import Example
+from dissensus.functional.neighbours import KNN
 from dissensus.images import thumbnail
 from dissensus.serve import cards, examples
 from dissensus.serve.cards import gauge
@@ -71,10 +72,34 @@ def test_card_has_verdict_gauge_classes_and_members(service, place):
 
 
 def test_card_shows_the_nearest_training_images(service, place):
-    near = Service(service.detector, "run", Neighbours(FeatureSet.open(place / "train")))
-    text = cards.card(near, near.inspect("digit.png", (place / "digit.png").read_bytes(), details=True))
+    near = Service(service.detector, "run", Neighbours.of(service.detector))
+    inspection = near.inspect("digit.png", (place / "digit.png").read_bytes(), details=True)
+    text = cards.card(near, inspection)
     assert "among 500 images" in text
     assert text.count("<small>row ") == 5
+    assert inspection.nearest[0].class_name in text
+
+
+def test_card_and_result_show_what_the_score_is_made_of(service, place):
+    inspection = service.inspect("photo.png", (place / "photo.png").read_bytes(), details=True)
+    (verdict,) = service.detector.predict([place / "photo.png"])
+    assert [name for name, _ in verdict.parts] == list(service.detector.threshold.scores)
+    text = cards.card(service, inspection)
+    assert "What the score is made of" in text
+    assert "among 100 held-out images" in text
+    for (name, p_value), weight in zip(verdict.parts, service.detector.threshold.weights, strict=True):
+        assert f"<td>{name}</td><td>{weight:g}</td><td>{p_value:.2g}</td>" in text
+    parts = service.result(inspection)["parts"]
+    assert [part["score"] for part in parts] == [name for name, _ in verdict.parts]
+    assert [part["p_value"] for part in parts] == pytest.approx([p_value for _, p_value in verdict.parts])
+
+
+def test_a_single_score_has_no_parts(service, place):
+    detector = Detector.load(place / "run").calibrate(FeatureSet.open(place / "held-out"), score="mahalanobis")
+    single = Service(detector, "run")
+    inspection = single.inspect("digit.png", (place / "digit.png").read_bytes(), details=True)
+    assert "What the score is made of" not in cards.card(single, inspection)
+    assert single.result(inspection)["parts"] == []
 
 
 def test_names_and_classes_are_escaped(service, place):
@@ -125,30 +150,69 @@ def test_table_has_a_row_for_every_file(service, place):
 # neighbours and examples
 
 
-def test_nearest_of_a_training_image_is_itself(place, scans):
+@pytest.fixture
+def without_knn(place) -> Detector:
+    detector = Detector.load(place / "run")
+    del detector.ensemble.fitted["knn"]
+    return detector
+
+
+def test_nearest_of_a_training_image_is_itself(service, place, scans):
     train = FeatureSet.open(place / "train")
-    found = Neighbours(train, scans.subset(slice(0, 500))).nearest(train.rows([7])[0])
-    assert found[0].similarity == pytest.approx(1, abs=1e-3)
-    assert (found[0].class_name, found[0].name) == ("7", "7")
-    assert found[0].picture.startswith("data:image/")
-    assert [n.similarity for n in found] == sorted((n.similarity for n in found), reverse=True)
+    for given in (None, train):
+        neighbours = Neighbours.of(service.detector, given, scans.subset(slice(0, 500)))
+        assert neighbours.index is service.detector.ensemble.fitted["knn"], "the score and the page share one index"
+        found = neighbours.nearest(train.rows([7])[0])
+        assert found[0].similarity == pytest.approx(1, abs=1e-3)
+        assert (found[0].class_name, found[0].name) == ("7", "7")
+        assert found[0].picture.startswith("data:image/")
+        assert [n.similarity for n in found] == sorted((n.similarity for n in found), reverse=True)
 
 
-def test_nearest_keeps_to_its_memory(place, monkeypatch):
+def test_a_run_without_knn_searches_the_training_features(service, without_knn, place):
+    train = FeatureSet.open(place / "train")
+    assert Neighbours.of(without_knn) is None
+    own, other = Neighbours.of(service.detector), Neighbours.of(without_knn, train)
+    for row in (3, 77):
+        x = train.rows([row])[0]
+        assert [(n.name, n.class_name) for n in own.nearest(x)] == [(n.name, n.class_name) for n in other.nearest(x)]
+    unlabelled = FeatureSet.from_arrays(train.rows(slice(0, 500)))
+    assert Neighbours.of(without_knn, unlabelled).nearest(train.rows([7])[0])[0].class_name == ""
+
+
+def test_nearest_keeps_to_its_memory(without_knn, place, monkeypatch):
     train = FeatureSet.open(place / "train")
     monkeypatch.setattr("dissensus.serve.neighbours.VALUES", 50 * train.width)
-    few = Neighbours(train)
-    assert (len(few.rows), few.total) == (50, 500)
-    row = int(few.rows[3])
-    assert few.nearest(train.rows([row])[0])[0].name == f"row {row}"
+    few = Neighbours.of(without_knn, train)
+    assert (len(few.index.rows), few.complete) == (50, False)
+    row = int(few.index.rows[3])
+    found = few.nearest(train.rows([row])[0])[0]
+    assert (found.name, found.class_name) == (f"row {row}", train.classes[int(train.labels[row])])
+    assert cards._among(few) == "a random 50 of the training images"
 
 
-def test_images_must_be_those_of_the_features(place, scans):
+def test_images_must_be_those_of_the_features(service, without_knn, place, scans):
     train = FeatureSet.open(place / "train")
-    with pytest.raises(DataError, match="these are others"):
-        Neighbours(train, scans.subset(slice(1, 501)))
-    with pytest.raises(DataError, match="500 rows"):
-        Neighbours(FeatureSet.from_arrays(train.rows(slice(0, 500))), scans.subset(slice(0, 400)))
+    for detector, given in ((service.detector, None), (without_knn, train)):
+        with pytest.raises(DataError, match="these are others"):
+            Neighbours.of(detector, given, scans.subset(slice(1, 501)))
+    with pytest.raises(DataError, match="400 images for 500 rows"):
+        Neighbours.of(without_knn, FeatureSet.from_arrays(train.rows(slice(0, 500))), scans.subset(slice(0, 400)))
+    with pytest.raises(DataError, match="--train must be the features that the run was trained on"):
+        Neighbours.of(service.detector, FeatureSet.open(place / "held-out"))
+
+
+def test_images_of_an_index_that_is_a_part_need_the_features(place, scans):
+    detector = Detector.load(place / "run")
+    knn = detector.ensemble.fitted["knn"]
+    detector.ensemble.fitted["knn"] = KNN({key: value[5::3].contiguous() for key, value in knn.state_dict().items()})
+    images = scans.subset(slice(0, 500))
+    with pytest.raises(DataError, match="this run keeps a part of them: give --train too"):
+        Neighbours.of(detector, None, images)
+    train = FeatureSet.open(place / "train")
+    found = Neighbours.of(detector, train, images)
+    assert not found.complete
+    assert found.nearest(train.rows([8])[0])[0].name == "8"
 
 
 def test_examples_of_a_folder(place, tmp_path):

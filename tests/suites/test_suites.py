@@ -82,8 +82,8 @@ def test_a_suite_says_what_it_takes_and_how_to_train_on_it() -> None:
     assert [suites.uses_backbone(name) for name in ("digits", "pacs", "dominoes")] == [True, True, False]
     for name in ("digits", "dominoes"):
         options = suites.training(name)
-        options["member_epochs"] = 0
-        assert suites.training(name)["member_epochs"] > 0, "a copy"
+        options["diversity"] = 0
+        assert suites.training(name)["diversity"] > 0, "a copy"
     with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
         suites.training("digit")
 

@@ -39,7 +39,7 @@ def predict(
             for a list of paths on stdin.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
-        explain: show each member's vote.
+        explain: show each member's vote and, if scores are combined, each score's p-value.
         false_alarms: share of ID samples that may be called out, instead of the calibrated one.
         batch_size: images per batch; each worker prefetches two batches.
         workers: processes that read images; by default one per core, at most 8; 0 for paths that arrive slowly.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # not in predict.py, where the parser evaluates annotations: 
     from dissensus.detection.verdicts import Verdict
 
 COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict", "error")
+SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
 
 
 def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int | None) -> Iterator[Verdict]:
@@ -43,19 +44,20 @@ def _lines() -> Iterator[str]:
 
 
 def writer(file_format: str, file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict], None]:
-    """Return a function that writes one verdict to a file; `explain` adds each member's vote."""
+    """Return a function that writes one verdict to a file; `explain` adds members' votes and scores' p-values."""
     if file_format == "jsonl":
-        return lambda verdict: print(json.dumps(verdict.as_dict(votes=explain)), file=file, flush=True)
+        return lambda verdict: print(json.dumps(verdict.as_dict(explain=explain)), file=file, flush=True)
     return (_csv if file_format == "csv" else _table)(file, detector, explain)
 
 
 def _csv(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict], None]:
     rows = csv.writer(file, lineterminator="\n")
-    rows.writerow([*COLUMNS, *["votes"] * explain])
+    rows.writerow([*COLUMNS, *["votes", "parts"] * explain])
 
     def write(verdict: Verdict) -> None:
         values = verdict.as_dict()
-        rows.writerow([*(values[column] for column in COLUMNS), *[";".join(verdict.votes)] * explain])
+        parts = ";".join(f"{name}={p_value:.7g}" for name, p_value in verdict.parts)
+        rows.writerow([*(values[column] for column in COLUMNS), *[";".join(verdict.votes), parts] * explain])
         file.flush()
 
     return write
@@ -67,10 +69,11 @@ def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict
 
     calibrated = detector.threshold is not None
     class_width = max(5, min(24, max(map(len, detector.classes))))
-    score_width = max(6, len(detector.score_name))
+    score = detector.score_name if len(detector.score_name) <= SCORE_WIDTH else "score"
+    score_width = max(6, len(score))
     verdict_width = len(NOTHING_UNUSUAL)
     headings = ["verdict".ljust(verdict_width), "p-value"] * calibrated
-    headings += [detector.score_name.rjust(score_width), "sure", "class".ljust(class_width), "path"]
+    headings += [score.rjust(score_width), "sure", "class".ljust(class_width), "path"]
     line = "  ".join(headings)
     print(f"{line}\n{'-' * len(line)}", file=file)
 
@@ -85,5 +88,8 @@ def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict
         if explain:
             votes = Counter(verdict.votes).most_common()
             print(f"{'':9}votes: {', '.join(f'{name} {count}' for name, count in votes)}", file=file, flush=True)
+        if explain and verdict.parts:
+            parts = ", ".join(f"{name} {p_value:.4f}" for name, p_value in verdict.parts)
+            print(f"{'':9}p-values: {parts}", file=file, flush=True)
 
     return write

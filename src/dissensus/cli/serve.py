@@ -33,8 +33,8 @@ def serve(
         port: the port to listen on; 0 picks a free one.
         max_upload_mb: the largest upload in MB: a file on the page, a request to the API.
         examples: a folder of images to click; by default some that the run was evaluated on.
-        train: the training features, to show the nearest training images.
-        images: the images that --train was extracted from, to show them too.
+        train: the training features, to show the nearest training images of a run without the fitted score knn.
+        images: the training images, to show the nearest ones with their names.
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
     """
@@ -50,16 +50,19 @@ def serve(
     extras.require("serve", "dissensus serve")
     if not 0 < max_upload_mb <= 2000:
         raise DissensusError(f"--max-upload-mb must be above 0 and at most 2000; got {max_upload_mb:g}: try 20")
-    if images is not None and train is None:
-        raise DissensusError("--images shows the rows of --train; got --images alone: give both")
     with server.bind(host, port) as where:  # first, because the rest takes a while
         device = inputs.launch(accelerator=accelerator).device
         detector = Detector.load(run, engine=engine, device=device)
-        neighbours = None
-        if train is not None:
-            features = inputs.find_features(train)[0]
+        features = None if train is None else inputs.find_features(train)[0]
+        if features is not None:
             check_backbone(detector.backbone_info, features, "--train")
-            neighbours = Neighbours(features, None if images is None else ImageSet.find(images))
+        neighbours = Neighbours.of(detector, features, None if images is None else ImageSet.find(images))
+        if neighbours is None:
+            if images is not None:
+                raise DissensusError(
+                    "--images shows training rows; this run has no fitted score knn and --train is not given: give it"
+                )
+            say("this run has no fitted score knn: nearest training images need --train FEATURES")
         service = Service(detector, Path(run).resolve().name, neighbours)
         if detector.threshold is None:
             say(uncalibrated(run))

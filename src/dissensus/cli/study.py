@@ -11,7 +11,7 @@ from dissensus.cli.command import Flags, Given, command, say
 from dissensus.cli.options import BackboneOptions
 from dissensus.cli.run import BY_SUITE
 from dissensus.features.options import ExtractOptions
-from dissensus.training.options import TrainOptions
+from dissensus.training.options import PASSES, TrainOptions
 
 # Digits have no groups; dominoes, made of the same scans, have.
 COMPANIONS = {("groups", "digits"): "dominoes"}
@@ -78,7 +78,7 @@ def study(
     keywords = {name: value for name, value in given.items() if value is not None}
     options = runner.training_options(suite, training)
     if quick and "epochs" not in training and "member_epochs" not in training:
-        options = replace(options, epochs=None, member_epochs=max(1, options.member_epochs // 4))
+        options = replace(options, epochs=None, member_epochs=max(1, (options.member_epochs or 2 * PASSES) // 4))
 
     def lab(name: str) -> studies.Lab:
         extracted = {**keywords, "progress": progress} if suites.uses_backbone(name) else {}

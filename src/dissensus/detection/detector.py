@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -283,10 +284,12 @@ class Detector:
             return Verdicts(
                 label, confidence, self._values((self.score_name,), outputs)[0].float(), votes, self.classes
             )
-        score = rule.score(self._values(rule.scores, outputs))
+        values = self._values(rule.scores, outputs)
+        score = rule.score(values)
         limit = rule.limits(label)
         p_value = rule.calibrated.p_values(score, label)
-        return Verdicts(label, confidence, score, votes, self.classes, p_value, limit, score > limit)
+        verdicts = Verdicts(label, confidence, score, votes, self.classes, p_value, limit, score > limit)
+        return replace(verdicts, parts=rule.parts(values), scores=rule.scores)
 
     @torch.inference_mode()
     def _values(self, names: Sequence[str], outputs: Outputs) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Pretrained detectors: a folder made by `dissensus export --to hub`, or a repository on the Hugging Face hub.
 
 config.json              classes, backbone, settings, fingerprints
-ensemble/                the members
+ensemble/                the members, and the scores that are fitted to features (scores.safetensors)
 trunk.safetensors        the trunk, if the detector takes images
 detector.*               the calibration, if there is one
 
@@ -47,12 +47,13 @@ class HubDocument(Document):
 
     remedy = REMEDY
 
-    format: Literal["dissensus-hub-2"] = "dissensus-hub-2"
+    format: Literal["dissensus-hub-3"] = "dissensus-hub-3"
     library_name: Literal["dissensus"] = "dissensus"
     version: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
     aggregate: str
     fingerprint: str  # of the members' weights
+    scores: dict[str, str]  # of the fitted scores, by name
     calibrated: bool
     backbone: BackboneDescription | None
     trained_on: TrainedOn
@@ -75,6 +76,8 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     ensemble = Ensemble.load(folder / ENSEMBLE)
     if ensemble.fingerprint != config.fingerprint:
         raise RunError(f"the members' weights in {folder} are not those that were exported: {REMEDY}")
+    if ensemble.score_digests != config.scores:
+        raise RunError(f"the fitted scores in {folder} are not those that were exported: {REMEDY}")
     if ensemble.classes is not None and len(config.classes) != ensemble.classes:
         raise RunError(
             f"{folder / CONFIG} must name every class; the ensemble has {ensemble.classes}, it names "
@@ -93,6 +96,8 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     threshold = Threshold.load(folder, identity, remedy=REMEDY)
     if config.calibrated and threshold is None:
         raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")
+    for name in () if threshold is None else threshold.scores:
+        _check_score(ensemble, name)
     return {
         "ensemble": ensemble,
         "classes": config.classes,
@@ -101,6 +106,14 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
         "threshold": threshold,
         "trained_on": config.trained_on.model_dump(),
     }
+
+
+def _check_score(ensemble: Ensemble, name: str) -> None:
+    """Read a score that the calibration uses, if it is a fitted one, which compares its digest."""
+    try:
+        ensemble.fitted.get(name)
+    except RunError as error:
+        raise RunError(f"{str(error).rpartition(': ')[0]}: {REMEDY}") from error
 
 
 def _find(where: str | os.PathLike[str], revision: str | None) -> Path:

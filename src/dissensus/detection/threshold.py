@@ -122,6 +122,15 @@ class Threshold:
         """Return the score of each sample from the values of `scores`: (B,) each -> (B,) float32, higher = more OOD."""
         return expressions.combine(values, self.references, self.weights)
 
+    def parts(self, values: Sequence[Tensor]) -> Tensor | None:
+        """Return the p-value of each of several scores among its references: S of (B,) -> (S, B) float64.
+
+        They show which of the scores find a sample unusual. None for a single score, whose p-value is the sample's.
+        """
+        pairs = zip(self.references, values, strict=False)
+        p_values = [Calibrated((reference,)).p_values(value) for reference, value in pairs]
+        return torch.stack(p_values) if p_values else None
+
     def limits(self, labels: Tensor) -> Tensor:
         """Return the score above which a sample of each predicted label is out: (B,) -> (B,)."""
         limits = self.calibrated.thresholds(self.false_alarms)

@@ -31,6 +31,7 @@ class Verdict:
         p_value: How unusual the score is among ID samples; None if the detector is not calibrated.
         out: Whether the sample is called out of distribution; None if the detector is not calibrated.
         votes: Each member's class.
+        parts: Name and p-value of each of several scores that are combined, in order; else empty.
         error: Why the sample could not be read; everything but the name is empty then.
     """
 
@@ -43,6 +44,7 @@ class Verdict:
     out: bool | None = None
     votes: tuple[str, ...] = ()
     error: str | None = None
+    parts: tuple[tuple[str, float], ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -56,8 +58,8 @@ class Verdict:
         parts += [f"p-value {self.p_value:.3g}", self.verdict] if self.p_value is not None else []
         return f"Verdict({', '.join(parts)})"
 
-    def as_dict(self, *, votes: bool = False) -> dict[str, Any]:
-        """Return plain values for JSON and tables, with the same keys for every sample."""
+    def as_dict(self, *, explain: bool = False) -> dict[str, Any]:
+        """Return plain values for JSON and tables, the same keys for every sample; `explain` adds votes and parts."""
         plain = {
             "path": self.name,
             "label": self.label,
@@ -68,7 +70,10 @@ class Verdict:
             "verdict": self.verdict or None,
             "error": self.error,
         }
-        return plain | ({"votes": list(self.votes)} if votes else {})
+        if not explain:
+            return plain
+        parts = [{"score": name, "p_value": _rounded(p_value)} for name, p_value in self.parts]
+        return plain | {"votes": list(self.votes), "parts": parts}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -90,6 +95,8 @@ class Verdicts:
         threshold: (N,) the score above which a sample of that predicted class is out; None likewise.
         out: (N,) whether the sample is out of distribution; None likewise.
         names: Paths or other names of the samples; empty if they are just numbered.
+        parts: (S, N) where several scores are combined, the p-value of each among ID samples; else None.
+        scores: Names of the scores; empty if the detector is not calibrated.
     """
 
     label: Tensor
@@ -101,6 +108,8 @@ class Verdicts:
     threshold: Tensor | None = None
     out: Tensor | None = None
     names: tuple[str, ...] = ()
+    parts: Tensor | None = None
+    scores: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.label)
@@ -127,6 +136,7 @@ class Verdicts:
             p_value=None if self.p_value is None else float(self.p_value[i]),
             out=None if self.out is None else bool(self.out[i]),
             votes=tuple(self.classes[vote] for vote in self.votes[:, i].tolist()),
+            parts=() if self.parts is None else tuple(zip(self.scores, self.parts[:, i].tolist(), strict=True)),
         )
 
     def __repr__(self) -> str:

@@ -92,17 +92,18 @@ def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) ->
 def write_results(sections: Sequence[report.Section], out: Path) -> str:
     """Write results.csv and report.html into `out`, and return the tables as text.
 
-    A page shows one suite. With several, each has its own page in its folder, and `out` has a short one of all.
+    A page shows one suite: that of the first is in `out`, each other one in the suite's folder, linked from the first.
     """
     make_folder(out)
     several = len(sections) > 1
     named = [s.frame.assign(dataset=s.title + "/" + s.frame["dataset"]) if several else s.frame for s in sections]
     results.write(pd.concat(named, ignore_index=True), out / "results.csv")
-    for folder in [out / s.title for s in sections] if several else [out]:
-        report.write_page(report.gather([folder]), folder / "report.html")
-    if several:
-        report.write_overview(sections, out / "report.html")
-    pages = [out / s.title / "report.html" for s in sections] if several else [out / "report.html"]
+    first, *rest = sections
+    others = {s.title: f"{s.title}/report.html" for s in rest}
+    for section in rest:
+        report.write_page(report.gather([out / section.title]), out / others[section.title])
+    report.write_page(report.gather([out / first.title if several else out]), out / "report.html", others=others)
+    pages = [out / "report.html", *(out / address for address in others.values())]
     say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
     texts = [f"{s.title}: {s.summary}\n\n{Results(s.frame).summary()}" for s in sections]
     return "\n".join(texts)

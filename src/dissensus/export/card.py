@@ -9,8 +9,10 @@ from typing import Any
 
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import HubDocument
+from dissensus.detection.verdicts import NOTHING_UNUSUAL
 from dissensus.evaluation import saved
 from dissensus.evaluation.results import Results
+from dissensus.functional.neighbours import KNN
 from dissensus.training.run import Run
 
 SHOWN = 50  # class names; config.json has them all
@@ -28,10 +30,12 @@ def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> st
         trunk=", on features," if about is None else f" on the frozen trunk of {about['name']} at {about['size']} px",
         count=len(detector.classes),
         sample="a sample" if about is None else "an image",
+        tail=_tail(detector),
         version=config.version,
         input=f"features):  # (N, {width}) float32" if about is None else '["photo.jpg"]):',
         classes=_classes(detector.classes),
         calibration=_calibration(detector),
+        fitted=_fitted(detector),
         measured=_measured(run),
         training=_table(("setting", "value"), [(key, _plain(value)) for key, value in config.training.items()]),
     )
@@ -43,13 +47,34 @@ def _classes(names: tuple[str, ...]) -> str:
     return listed + (f", and {more:,} more: see `config.json`" if more > 0 else "")
 
 
+def _tail(detector: Detector) -> str:
+    about = detector.ensemble.about
+    if about is None:
+        return ""
+    norm = f" with norm `{about['norm']}`" if "norm" in about else ""
+    return f"Members are tails `{about['name']}`{norm}. "
+
+
+def _fitted(detector: Detector) -> str:
+    fitted = detector.ensemble.fitted
+    if not fitted:
+        return "There are no scores of features: the detector reads logits alone."
+    names = ", ".join(f"`{name}`" for name in fitted)
+    knn = fitted.get("knn")
+    kept = f" `knn` keeps {len(knn.rows):,} training features as they are." if isinstance(knn, KNN) else ""
+    return f"Scores that were fitted to the training features, in `ensemble/scores.safetensors`: {names}.{kept}"
+
+
 def _calibration(detector: Detector) -> str:
     rule = detector.threshold
     if rule is None:
         return "Not calibrated: there are scores, but no p-values and no verdicts. Use `Detector.calibrate`."
     limits = rule.calibrated.thresholds(rule.false_alarms)
     where = "a threshold for each predicted class" if len(limits) > 1 else f"out above {float(limits[0]):.4g}"
-    return f"Score `{rule.name}`, {where}. The promise: {rule.promise}."
+    return (
+        f"Score `{rule.name}`, {where}. The promise: {rule.promise}. A sample that is not called out has the verdict "
+        f"`{NOTHING_UNUSUAL}`: its score is like those of ID samples, which does not prove that it is one."
+    )
 
 
 def _measured(run: Run) -> str:

@@ -1,12 +1,14 @@
 """A detector as one traceable module of tensor functions, for batches of any size.
 
 Detectors compute scores in chunks and search sorted calibration scores, which cannot be traced. Here scores run on the
-whole batch, and the rank among calibration scores is a count of those that are lower.
+whole batch, and the rank among calibration scores is a count of those that are lower. Fitted scores become part of the
+module: their tensors are float32 in the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from dissensus.backbones.engines import FromPixels
 from dissensus.detection.detector import Detector
 from dissensus.detection.threshold import Threshold
 from dissensus.functional import aggregates, conformal, scores
+from dissensus.functional.fitted import FittedScore, vectors
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
@@ -30,15 +33,26 @@ class Graph(nn.Module):
         self.features: nn.Module = FromPixels(detector.backbone) if images else nn.Identity()
         self.members = Members(detector.ensemble)
         self.aggregate = aggregates.AGGREGATES[detector.aggregate].function
-        self.rule = None if detector.threshold is None else Rule(detector.threshold)
+        fitted, threshold = detector.ensemble.fitted, detector.threshold
+        self.rule = None if threshold is None else Rule(threshold, fitted)
+        self.score = Score(detector.score_name, fitted) if threshold is None else None
         self.eval()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, ...) -> label (B,), mean logits (B, C), member_probs (M, B, C), score, p_value and verdict (B,)."""
-        logits = self.members(self.features(x))
+        features = self.features(x)
+        logits = self.members(features)
         label = self.aggregate(logits).argmax(-1)
         outputs = (label, logits.mean(0), logits.softmax(-1))
-        return (*outputs, plain("pds")(logits)) if self.rule is None else (*outputs, *self.rule(logits, label))
+        if self.rule is not None:
+            return (*outputs, *self.rule(features, logits, label))
+        assert self.score is not None
+        return (*outputs, self.score(features, logits))
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The scores in the graph."""
+        return tuple(module for module in self.modules() if isinstance(module, Score))
 
 
 class Members(nn.Module):
@@ -63,16 +77,35 @@ class Members(nn.Module):
         return torch.stack([member(x) for member in self.each])
 
 
+class Score(nn.Module):
+    """A score by name, of logits or fitted: features (B, ...), logits (M, B, C) -> (B,) float32."""
+
+    def __init__(self, name: str, fitted: Mapping[str, FittedScore]) -> None:
+        super().__init__()
+        self.name, self.function, self.fitted = name, None, None
+        if scores.is_fitted(name):
+            self.fitted = _single_precision(fitted[name])
+        else:
+            self.function = plain(name)
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """(B, ...), (M, B, C) -> (B,)."""
+        if self.fitted is not None:  # forward, not a call, which takes the batch in parts
+            return self.fitted.forward(vectors(features), logits).float()
+        assert self.function is not None
+        return self.function(logits).float()
+
+
 class Rule(nn.Module):
-    """A threshold: logits (M, B, C) and predicted labels (B,) -> score, p-value and whether it is out, each (B,)."""
+    """A threshold: features (B, ...), logits (M, B, C) and predicted labels (B,) -> score, p-value, out, each (B,)."""
 
     calibration: Tensor  # (1, n), or (C, largest n), ascending, padded with infinity
     counts: Tensor
     limits: Tensor
 
-    def __init__(self, threshold: Threshold) -> None:
+    def __init__(self, threshold: Threshold, fitted: Mapping[str, FittedScore]) -> None:
         super().__init__()
-        self.scores = [plain(name) for name in threshold.scores]
+        self.scores = nn.ModuleList(Score(name, fitted) for name in threshold.scores)
         self.by_class = threshold.calibrated.by_class
         parts = threshold.calibrated.values
         padded = nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=torch.inf)
@@ -87,9 +120,9 @@ class Rule(nn.Module):
             self.register_buffer(f"scale{i}", torch.tensor(conformal.tail_scale(reference), dtype=torch.float64))
         self.weights = threshold.weights
 
-    def forward(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(M, B, C) and (B,) -> three of (B,): float, float, bool."""
-        score = self._score([score(logits).float() for score in self.scores])
+    def forward(self, features: Tensor, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, ...), (M, B, C) and (B,) -> three of (B,): float, float, bool."""
+        score = self._score([score(features, logits) for score in self.scores])
         part = label if self.by_class else torch.zeros_like(label)
         lower = _lower(self.calibration[label] if self.by_class else self.calibration, score)
         count = self.counts[part]
@@ -99,28 +132,36 @@ class Rule(nn.Module):
     def _score(self, values: list[Tensor]) -> Tensor:
         if len(values) == 1:
             return values[0]
-        return (
-            torch.stack([self.weights[i] * self._evidence(i, value) for i, value in enumerate(values)]).sum(0).float()
-        )
+        evidence = [weight * self._evidence(i, values[i]) for i, weight in enumerate(self.weights)]
+        return torch.stack(evidence).sum(0).float()
 
     def _evidence(self, i: int, value: Tensor) -> Tensor:
         """`conformal.Evidence` of score i: (B,) -> (B,) float64."""
         reference, table, scale = (getattr(self, f"{name}{i}") for name in ("reference", "evidence", "scale"))
-        beyond = (value.double() - reference[-1].double()).clamp(min=0) / scale
-        evidence: Tensor = beyond + table[_lower(reference[None], value)]
+        evidence: Tensor = conformal.beyond(value, reference[-1], scale) + table[_lower(reference[None], value)]
         return evidence
 
 
 def plain(name: str) -> Callable[[Tensor], Tensor]:
-    """The score without the chunks that `scores.register` adds."""
-    score = scores.SCORES[name]
-    if isinstance(score, type):
-        raise DissensusError(
-            f"an export computes scores of logits; {name} is one of features: calibrate again with --score pds, or "
-            "export to the hub"
-        )
+    """A score of logits without the chunks that `scores.register` adds."""
+    score = scores.of_logits()[name]
     function: Callable[[Tensor], Tensor] = getattr(score, "__wrapped__", score)
     return function
+
+
+def _single_precision(score: FittedScore) -> FittedScore:
+    """A copy of a fitted score on the CPU, with float32 in place of float64; raise if it cannot be exported."""
+    if not score.exportable:
+        raise DissensusError(
+            f"an exported score must consist of torch functions; {score.name} does not ({score.why_not}): calibrate "
+            "with another, or export to the hub"
+        )
+    score = copy.deepcopy(score).cpu()
+    for module in score.modules():
+        for name, value in module.named_buffers(recurse=False):
+            if value.dtype == torch.float64:
+                module.register_buffer(name, value.float())
+    return score
 
 
 def _lower(values: Tensor, score: Tensor) -> Tensor:

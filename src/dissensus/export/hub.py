@@ -1,4 +1,4 @@
-"""Export a detector as a folder for the Hugging Face hub: members, trunk, calibration, config.json and a model card.
+"""Export a detector for the Hugging Face hub: a folder of members, fitted scores, trunk, calibration and a model card.
 
 `Detector.from_pretrained` reads it back; `detection.pretrained` documents the files.
 """
@@ -56,6 +56,7 @@ def _config(detector: Detector, run: Run) -> HubDocument:
         classes=detector.classes,
         aggregate=detector.aggregate,
         fingerprint=detector.ensemble.fingerprint,
+        scores=detector.ensemble.score_digests,
         calibrated=detector.threshold is not None,
         backbone=_backbone(detector),
         trained_on=TrainedOn(**detector.trained_on),

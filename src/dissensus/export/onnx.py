@@ -22,8 +22,9 @@ from dissensus._core.errors import DissensusError
 from dissensus._core.files import assembling
 from dissensus.backbones import engines, onnx_runtime
 from dissensus.detection.detector import Detector
+from dissensus.detection.members import Outputs
 from dissensus.export import parity
-from dissensus.export.graph import OUTPUTS, Graph, plain
+from dissensus.export.graph import OUTPUTS, Graph, Score
 from dissensus.export.targets import MARK, Written, check_file, register
 from dissensus.training.run import Run
 
@@ -54,7 +55,7 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
         _save(graph, samples[: BATCH_SIZES[1]], path, _metadata(detector, images=images))
         session = onnx_runtime.session(path)
         for batch in torch.split(samples, list(BATCH_SIZES)):
-            parity.check(detector, logits_of(detector, batch, images=images), session(batch))
+            parity.check(detector, outputs_of(detector, batch, images=images), session(batch))
 
 
 def _metadata(detector: Detector, *, images: bool) -> dict[str, str]:
@@ -85,30 +86,38 @@ def _preprocessing(detector: Detector) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def logits_of(detector: Detector, batch: Tensor, *, images: bool) -> Tensor:
-    """The members' logits (M, B, C) in PyTorch, from pixels or from features."""
-    features = engines.create("eager", detector.backbone)(batch) if images else batch
-    logits: Tensor = detector.ensemble(features)
-    return logits
+def outputs_of(detector: Detector, batch: Tensor, *, images: bool) -> Outputs:
+    """Features and the members' logits in PyTorch, from pixels or from features."""
+    return detector.members(engines.create("eager", detector.backbone)(batch) if images else batch)
 
 
 def _samples(detector: Detector, *, images: bool) -> Tensor:
-    """Inputs to trace and compare with: noise and smooth patches of colour, or their features."""
+    """Inputs to trace and compare with: noise, smooth patches of colour and a black image; or features.
+
+    Features are also taken 100 times too large and zero, which scores of lengths and distances must survive.
+    """
     generator, count = torch.Generator().manual_seed(0), sum(BATCH_SIZES)
     if detector.backbone_info is None:
         known = detector.ensemble.about
         if images or known is None:
             what = "images need a trunk" if images else "features need a known width"
             raise DissensusError(f"{what}, and this detector has none: load it from a run that dissensus train wrote")
-        rows = torch.randn(count, known["features"], generator=generator)
-        rows[3], rows[4] = 0, 1  # rows that a norm could divide by zero
-        return rows
+        return _with_extremes(torch.randn(count, known["features"], generator=generator))
     size = detector.backbone.transform.size
     noise = torch.rand(count, 3, size, size, generator=generator)
     patches = F.interpolate(torch.rand(count, 3, 4, 4, generator=generator), size=(size, size), mode="bilinear")
     mixed = torch.where(torch.arange(count)[:, None, None, None] % 4 == 0, noise, patches)
     pixels = (255 * mixed).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-    return pixels if images else engines.create("eager", detector.backbone)(pixels)
+    pixels[5] = 0
+    return pixels if images else _with_extremes(engines.create("eager", detector.backbone)(pixels))
+
+
+def _with_extremes(features: Tensor) -> Tensor:
+    """The same features, two of them scaled by 100, two zero, and one constant, which a norm could divide by zero."""
+    features = features.clone()
+    features[[1, 4]] *= 100
+    features[[2, 6]], features[5] = 0, 1
+    return features
 
 
 def _save(graph: Graph, batch: Tensor, path: Path, about: Mapping[str, str]) -> None:
@@ -123,24 +132,27 @@ def _save(graph: Graph, batch: Tensor, path: Path, about: Mapping[str, str]) -> 
 
 def _not_traceable(graph: Graph, error: Exception) -> DissensusError:
     """The error for what cannot be traced; it names the score, if one of them fails alone."""
-    for name in [] if graph.rule is None else [score.__name__ for score in graph.rule.scores]:
+    for score in graph.scores:
+        width = None if score.fitted is None else score.fitted.width
         try:
-            onnx_runtime.convert(_Alone(name), torch.zeros(2, 3, 4), ["logits"], ["score"], axis=1)
+            onnx_runtime.convert(_Alone(score), torch.zeros(2, 3, width or 4), ["rows"], ["score"])
         except Exception as cause:  # as above
             return DissensusError(
-                f"an exported score must consist of torch functions that take batches of any size; {name} does not "
-                f"({_first_words(cause)}): rewrite it, or calibrate with another"
+                f"an exported score must consist of torch functions that take batches of any size; {score.name} does "
+                f"not ({_first_words(cause)}): rewrite it, or calibrate with another"
             )
     return DissensusError(f"this run cannot be exported to ONNX ({_first_words(error)}): export it to the hub")
 
 
 class _Alone(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.score = plain(name)
+    """A score of what is both features (B, M, D) and, transposed, logits."""
 
-    def forward(self, logits: Tensor) -> Tensor:
-        return self.score(logits)
+    def __init__(self, score: Score) -> None:
+        super().__init__()
+        self.score = score
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.score(rows, rows.transpose(0, 1))  # type: ignore[no-any-return]
 
 
 def _first_words(error: Exception) -> str:

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from dissensus._core.errors import DissensusError
 from dissensus.detection.detector import Detector
-from dissensus.detection.threshold import Threshold
-from dissensus.functional import aggregates, scores
+from dissensus.detection.members import Outputs
+from dissensus.functional import aggregates, expressions
 
 TOLERANCE = 1e-4
 
 
-def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> None:
-    """Raise `DissensusError` if outputs differ from the detector's for members' logits (M, B, C)."""
+def check(detector: Detector, known: Outputs, outputs: Mapping[str, Tensor]) -> None:
+    """Raise `DissensusError` if outputs differ from the detector's for features and logits computed by PyTorch."""
+    logits = known.logits
     answer = aggregates.AGGREGATES[detector.aggregate](logits)
     first, second = answer.topk(2).values.unbind(-1)
     sure = first - second > 2 * TOLERANCE  # samples whose label does not depend on rounding
@@ -28,7 +29,7 @@ def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> 
     _close("logits", outputs["logits"], logits.mean(0))
     _close("member_probs", outputs["member_probs"], logits.softmax(-1))
     rule = detector.threshold
-    low, high = _bounds(rule, logits)
+    low, high = _bounds(detector, known)
     _within("score", outputs["score"], low, high)
     if rule is None:
         return
@@ -39,15 +40,15 @@ def check(detector: Detector, logits: Tensor, outputs: Mapping[str, Tensor]) -> 
     _same("verdict", outputs["verdict"][clear], (low > limit)[clear])
 
 
-def _bounds(rule: Threshold | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+@torch.inference_mode()
+def _bounds(detector: Detector, known: Outputs) -> tuple[Tensor, Tensor]:
     """The lowest and the highest combined score, each (B,), of scores within the tolerance."""
-    names = ("pds",) if rule is None else rule.scores
-    values = [scores.of_logits()[name](logits).float() for name in names]
+    rule = detector.threshold
+    names = (detector.score_name,) if rule is None else rule.scores
+    values = expressions.values(names, known.logits, known.features, detector.ensemble.fitted)
     slack = [TOLERANCE * value.abs().clamp(min=1) for value in values]
-    low, high = ([v + sign * s for v, s in zip(values, slack, strict=True)] for sign in (-1, 1))
-    if rule is None or len(names) == 1:
-        return low[0], high[0]
-    return rule.score(low), rule.score(high)
+    low, high = ([(v + sign * s).float() for v, s in zip(values, slack, strict=True)] for sign in (-1, 1))
+    return (low[0], high[0]) if rule is None else (rule.score(low), rule.score(high))
 
 
 def _close(name: str, got: Tensor, expected: Tensor) -> None:

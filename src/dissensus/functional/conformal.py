@@ -111,9 +111,12 @@ class Evidence(NamedTuple):
     def __call__(self, scores: Tensor) -> Tensor:
         """(B,) -> (B,) float64, at least 0; an infinite score has infinite evidence."""
         scores = scores.to(self.reference)
-        largest = self.reference[-1]
-        beyond = torch.where(scores > largest, (scores.double() - largest.double()) / self.scale, 0)
-        return beyond - Calibrated((self.reference,)).p_values(scores).log()
+        return beyond(scores, self.reference[-1], self.scale) - Calibrated((self.reference,)).p_values(scores).log()
+
+
+def beyond(scores: Tensor, largest: Tensor, scale: float | Tensor) -> Tensor:
+    """Evidence of the tail: the excess over the largest reference, in units of `scale`. (B,) -> (B,) float64."""
+    return torch.where(scores > largest, (scores.double() - largest.double()) / scale, 0)
 
 
 def tail_scale(reference: Tensor) -> float:

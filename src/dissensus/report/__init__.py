@@ -1,9 +1,9 @@
 """Results -> one self-contained HTML page: no network, and readable without its script.
 
-`write_page` writes the page of evaluated runs and studies of one suite; `write_overview` the tables of several.
+`write_page` writes the page of evaluated runs and studies of one suite.
 """
 
-from dissensus.report.page import Section, write_overview, write_page
+from dissensus.report.page import Section, write_page
 from dissensus.report.sources import EvaluatedRun, Sources, gather
 
-__all__ = ["EvaluatedRun", "Section", "Sources", "gather", "write_overview", "write_page"]
+__all__ = ["EvaluatedRun", "Section", "Sources", "gather", "write_page"]

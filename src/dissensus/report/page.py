@@ -1,4 +1,4 @@
-"""The pages: evaluated runs and studies of one suite with charts; the summary tables of several suites."""
+"""The page: evaluated runs and studies of one suite, with tables, charts and examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
 
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
-OVERVIEW = (*HEADLINES, "bma")  # scores of the overview's tables
 
 
 @dataclass(frozen=True)
@@ -35,27 +34,24 @@ class Section:
     frame: pd.DataFrame
 
 
-def write_overview(sections: Sequence[Section], path: Path) -> None:
-    """Write a page without a script: a summary table per suite and score, and links to the suites' pages."""
-    tables = {
-        section.title: [
-            Results(section.frame).summary(score=name, title=f"OOD score: {name}")
-            for name in OVERVIEW
-            if name in set(section.frame["score"])
-        ]
-        for section in sections
-    }
-    _render("overview.html", {"sections": sections, "tables": tables}, path)
+def write_page(
+    sources: Sources, path: Path, *, score: str | None = None, others: Mapping[str, str] | None = None
+) -> None:
+    """Write the page of these runs and studies.
 
-
-def write_page(sources: Sources, path: Path, *, score: str | None = None) -> None:
-    """Write the page of these runs and studies; `score` is the one shown first, by default that of summaries."""
+    Args:
+        sources: What to show.
+        path: The file to write.
+        score: The score shown first; None: that of summaries.
+        others: Pages of other suites to link to: name -> address.
+    """
     score = score or _headline(sources)
     album = gallery.Album()
     context: dict[str, Any] = {
         "suite": sources.suite,
         "score": score,
         "left_out": sources.left_out,
+        "others": others or {},
         "runs": [],
         "studies": [_study(outcome, album) for outcome in sources.outcomes],
         "galleries": {},

@@ -91,6 +91,8 @@ class Summary:
             among = "" if len(kept) == len(shares) else "Of the methods that keep their accuracy, "
             most = " the most OOD samples:" if len(shares) > 1 else ""
             sentences.append(f"{among}{best} catches{most} {each}, by {score} at {FALSE_ALARMS:.0%} false alarms.")
+        if shares and (baselines := self._single_sentences(outside)):
+            sentences.append(f"What one model does without an ensemble: {'; '.join(baselines)}.")
         shifted = self._means(results.accuracy, shifts)
         if len(shifted) > 1:
             best = max(shifted, key=lambda row: shifted[row])
@@ -101,6 +103,16 @@ class Summary:
         if len(texts) > 1:
             low, *_, high = sorted(texts, key=lambda text: texts[text])
             sentences.append(f"Accuracy on {results.inside} lies between {low} and {high}.")
+        return sentences
+
+    def _single_sentences(self, outside: Sequence[str]) -> list[str]:
+        """What single models catch with common scores."""
+        single, sentences = self.results.single, []
+        for score, name in BASELINES.items():
+            caught = {f: value for f in outside if (value := self.caught(single, score, f)) is not None}
+            if caught:
+                each = ", ".join(f"{_percent(value)} of {family}" for family, value in caught.items())
+                sentences.append(f"{name} catches {each}")
         return sentences
 
     def _means(self, value: Valued, families: Sequence[str]) -> dict[str, float]:

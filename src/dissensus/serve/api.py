@@ -29,6 +29,13 @@ class Probability(BaseModel):
     probability: float
 
 
+class Part(BaseModel):
+    """One of the scores that are combined."""
+
+    score: str = Field(description="its name")
+    p_value: float = Field(description="how unusual this score alone is among held-out images")
+
+
 class Result(BaseModel):
     """One file. If it cannot be read, error says why and the rest is null."""
 
@@ -43,6 +50,7 @@ class Result(BaseModel):
     verdict: Literal["out", "nothing unusual"] | None = Field(description="null if the run is not calibrated")
     error: str | None
     votes: list[str] = Field(description="each member's class")
+    parts: list[Part] = Field(description="the scores that are combined; empty if there is only one")
     threshold: float | None = Field(description="the score above which the verdict is out")
     top: list[Probability] = Field(description="the most probable classes")
 

@@ -8,6 +8,7 @@ from collections import Counter
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT, Verdict
 from dissensus.serve.neighbours import Neighbours
 from dissensus.serve.service import Inspection, Service
@@ -43,7 +44,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         count = len(rule.calibrated.values[verdict.label if rule.calibrated.by_class else 0])
         of = f" predicted as {verdict.class_name}" if rule.calibrated.by_class else ""
         dial = gauge(verdict.p_value, rule.false_alarms, count)
-        words = f"{in_words(verdict.p_value, count, of)} {_rule(rule.false_alarms, rule.name, verdict, limit)}"
+        words = f"{in_words(verdict.p_value, count, of)} {_rule(rule, verdict, limit)}"
     icon, headline, advice = HEADLINES[verdict.verdict]
     html = TEMPLATES.get_template("card.html").render(
         verdict=verdict,
@@ -53,6 +54,8 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         advice=advice,
         gauge=dial,
         words=words,
+        parts=[] if rule is None else list(zip(verdict.parts, rule.weights, strict=False)),
+        ranked=0 if rule is None or not rule.references else len(rule.references[0]),
         classes=service.top_classes(inspection),
         votes=_votes(verdict),
         few=FEW,
@@ -77,8 +80,9 @@ def in_words(p_value: float, count: int, of: str = "") -> str:
     return f"Of the {images}, {beyond:,} {look} at least as unusual (p = {p_value:.2g})."
 
 
-def _rule(rate: float, score: str, verdict: Verdict, limit: float) -> str:
-    sign = ">" if verdict.out else "≤"
+def _rule(rule: Threshold, verdict: Verdict, limit: float) -> str:
+    rate, sign = rule.false_alarms, ">" if verdict.out else "≤"
+    score = "the combined score" if verdict.parts else rule.name
     return (
         f"At {100 * rate:.3g}% false alarms, an image is out of distribution if p ≤ {rate:.3g}; "
         f"here {score} {verdict.score:.4g} {sign} {limit:.4g}."
@@ -96,8 +100,8 @@ def _votes(verdict: Verdict) -> str:
 def _among(neighbours: Neighbours | None) -> str:
     if neighbours is None:
         return ""
-    searched, total = len(neighbours.rows), neighbours.total
-    return f"{total:,}" if searched == total else f"a random {searched:,} of {total:,}"
+    searched = len(neighbours.index.rows)
+    return f"{searched:,} images" if neighbours.complete else f"a random {searched:,} of the training images"
 
 
 def gauge(p_value: float, rate: float, count: int) -> Markup:

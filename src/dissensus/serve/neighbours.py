@@ -1,18 +1,21 @@
-"""Neighbours: the training images whose features are most similar to those of a sample, by cosine."""
+"""Neighbours: the training images whose features are most similar to those of a sample, found by the score knn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus._core.errors import DataError
+from dissensus.detection.detector import Detector
 from dissensus.features import FeatureSet
+from dissensus.functional.fitted import vectors
+from dissensus.functional.neighbours import KNN
 from dissensus.images import BadImage, ImageSet, thumbnail
 
-VALUES = 2**26  # feature values in memory, 256 MB; larger sets are sampled
+VALUES = 2**26  # feature values of an index that is made here; larger sets are sampled
 
 
 @dataclass(frozen=True)
@@ -26,26 +29,65 @@ class Neighbour:
 
 
 class Neighbours:
-    """Training features to search by cosine similarity, and the images that they were extracted from, if given."""
+    """An index of training features to search, and the images that they were extracted from, if given.
 
-    def __init__(self, features: FeatureSet, images: ImageSet | None = None) -> None:
-        samples = len(features) // features.passes  # later passes are the same images, augmented
+    Args:
+        index: The fitted score knn.
+        classes: Names of the classes; empty if the labels of the index mean nothing.
+        complete: Whether the index holds every training sample, or a random part.
+        images: The training images, row by row.
+    """
+
+    def __init__(self, index: KNN, classes: Sequence[str], *, complete: bool, images: ImageSet | None = None) -> None:
+        self.index, self.classes, self.complete, self.images = index, classes, complete, images
+
+    @classmethod
+    def of(
+        cls, detector: Detector, train: FeatureSet | None = None, images: ImageSet | None = None
+    ) -> Neighbours | None:
+        """Return the neighbours that a detector's score knn knows; without it, those among training features.
+
+        Args:
+            detector: The detector.
+            train: Its training features. Needed if it has no score knn.
+            images: The training images.
+
+        Returns:
+            The neighbours; None if there is neither the score nor `train`.
+
+        Raises:
+            DataError: If features or images are not those that the detector was trained on.
+        """
+        index = detector.ensemble.fitted.get("knn")
+        samples = None if train is None else len(train) // train.passes  # later passes are the same images, augmented
+        if index is None:
+            if train is None or samples is None:
+                return None
+            index, classes = _index(train, samples), train.classes if train.labels is not None else ()
+            source = train.images
+        else:
+            if train is not None and not detector.was_trained_on(train):
+                raise DataError(
+                    "--train must be the features that the run was trained on; these are others: leave it out, the "
+                    "run's score knn has them"
+                )
+            classes, source = detector.classes, detector.trained_on.get("images")
+        assert isinstance(index, KNN)
+        samples = _everything(index) if samples is None else samples
         if images is not None:
-            _check(features, images, samples)
-        most = max(1, VALUES // features.width)
-        rows = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:most].sort().values
-        self.features, self.images, self.rows, self.total = features, images, rows, samples
-        self._directions = F.normalize(features.rows(rows).flatten(1), dim=1)
+            _check(images, source, samples)
+        return cls(index, classes, complete=samples == len(index.rows), images=images)
 
     def nearest(self, features: Tensor, count: int = 5) -> tuple[Neighbour, ...]:
         """Return the training images nearest to the features (...) of one sample, nearest first."""
-        cosines = self._directions @ F.normalize(features.flatten().float(), dim=0)
-        top = cosines.topk(min(count, len(self.rows)))
-        return tuple(self._neighbour(int(self.rows[i]), float(c)) for c, i in zip(*top, strict=True))
+        index = self.index
+        cosines, rows = index.nearest(vectors(features[None].to(index.rows.device)), count)
+        labels = index.labels[torch.searchsorted(index.rows, rows)]
+        found = zip(rows[0].tolist(), labels[0].tolist(), cosines[0].tolist(), strict=True)
+        return tuple(self._neighbour(*one) for one in found)
 
-    def _neighbour(self, row: int, cosine: float) -> Neighbour:
-        labels = self.features.labels
-        class_name = "" if labels is None else self.features.classes[int(labels[row])]
+    def _neighbour(self, row: int, label: int, cosine: float) -> Neighbour:
+        class_name = self.classes[label] if self.classes else ""
         if self.images is None:
             return Neighbour(class_name, cosine, f"row {row:,}")
         try:
@@ -55,12 +97,27 @@ class Neighbours:
         return Neighbour(class_name, cosine, self.images.names[row], picture)
 
 
-def _check(features: FeatureSet, images: ImageSet, samples: int) -> None:
-    source = features.images
+def _index(train: FeatureSet, samples: int) -> KNN:
+    """An index of training features, or of a random part of many."""
+    most = max(1, VALUES // train.width)
+    rows = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:most].sort().values
+    labels = torch.zeros(samples, dtype=torch.int64) if train.labels is None else train.labels
+    return KNN({"bank": vectors(train.rows(rows)), "rows": rows, "labels": labels[rows]})
+
+
+def _everything(index: KNN) -> int | None:
+    """How many training samples there are, if the index holds them all; a random part never ends like that."""
+    return len(index.rows) if int(index.rows[-1]) == len(index.rows) - 1 else None
+
+
+def _check(images: ImageSet, source: str | None, samples: int | None) -> None:
+    """Raise if images are not those of the training rows, by fingerprint and count."""
     if source is not None and source not in (images.fingerprint, images.without_labels().fingerprint):
-        raise DataError("--images must be the images that --train was extracted from; these are others: check the path")
+        raise DataError("--images must be the images that the run was trained on; these are others: check the path")
+    if samples is None:
+        raise DataError("--images must match the training rows, and this run keeps a part of them: give --train too")
     if len(images) != samples:
         raise DataError(
-            f"--images must match --train row by row; got {len(images):,} images for {samples:,} rows: "
-            "leave --images out, or extract again without the unreadable ones"
+            f"--images must match the training rows one by one; got {len(images):,} images for {samples:,} rows: "
+            "leave --images out, or extract and train again without the unreadable ones"
         )

@@ -97,11 +97,14 @@ class Service:
         }
 
     def result(self, inspection: Inspection, rate: float | None = None) -> dict[str, Any]:
-        """Return plain values for JSON: the verdict, its threshold and the most probable classes."""
+        """Return plain values for JSON: the verdict, its parts and threshold, and the most probable classes."""
         verdict, limit = self.verdict(inspection, rate)
         classes = [] if verdict.error is not None else self.top_classes(inspection)
         top = [{"class": name, "probability": round(prob, 6)} for name, prob in classes]
-        return verdict.as_dict(votes=True) | {"threshold": None if limit is None else float(f"{limit:.7g}"), "top": top}
+        return verdict.as_dict(explain=True) | {
+            "threshold": None if limit is None else float(f"{limit:.7g}"),
+            "top": top,
+        }
 
     def table(self, inspections: Sequence[Inspection], rate: float | None = None) -> pd.DataFrame:
         """Return one row per file: the columns of `dissensus predict`, then the members' votes."""

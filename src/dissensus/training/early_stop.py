@@ -41,9 +41,9 @@ def hold_out(pool: Pool, settings: Settings) -> tuple[Pool, Pool | None]:
     watched = order[((torch.arange(count) + 0.5) / max(count, 1) * len(order)).long()].sort().values
     kept = torch.ones(len(labels), dtype=torch.bool)
     kept[watched] = False
-    if count == 0 or len(labels[kept].unique()) < len(labels.unique()):
+    if count == 0 or len(set(labels[kept].tolist())) < len(set(labels.tolist())):
         raise DataError(
-            f"early_stop={settings.early_stop:g} holds out {count} of {len(labels)} samples, which leaves too few of some "
+            f"early_stop={settings.early_stop:g} holds out {count} of {len(labels)} samples, too many for some "
             "class: leave it out, or train on more samples"
         )
     return pool.subset(kept.nonzero().squeeze(1)), pool.subset(watched)
@@ -75,7 +75,7 @@ class EarlyStop:
         return bool(self.progress[1] >= PATIENCE)
 
     def check(self, done: int, steps: int) -> float | None:
-        """Compute the held-out cross-entropy if it is due after `done` steps, and keep the weights if they are better."""
+        """Compute the held-out cross-entropy if it is due after `done` steps; keep the weights if they are better."""
         if self.watched is None or (done % self.every and done != steps):
             return None
         value = float(self.fabric.broadcast(self._cross_entropy(self.watched)))

@@ -120,8 +120,8 @@ class Logbook:
         s, remedy = self.settings, "train longer: raise epochs, or leave it out"
         if self.steps < QUARTERS:
             return [f"{s.method} made {self.steps} steps, too few to learn from: {remedy} (now {s.epochs})"]
-        losses, accuracies = (self.quarters[:, STATISTICS.index(k)] for k in ("cross_entropy", "accuracy"))
-        losses, accuracies = ((sums / self.quarters[:, -1]).tolist() for sums in (losses, accuracies))
+        means = self.quarters[:, :-1] / self.quarters[:, -1:]
+        losses, accuracies = (means[:, STATISTICS.index(name)].tolist() for name in ("cross_entropy", "accuracy"))
         fall, rise = losses[-2] - losses[-1], accuracies[-1] - accuracies[-2]
         if fall <= STEEP * (losses[0] - losses[-1]) or not (fall > FALL * losses[-2] or rise > RISE):
             return []

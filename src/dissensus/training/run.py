@@ -62,7 +62,7 @@ class RunInfo(Document):
     settings: dict[str, JsonValue]  # the fields of `Settings`
     data: Data
     versions: dict[str, str]
-    notes: tuple[str, ...] = ()  # what the user should know about the training
+    notes: tuple[str, ...]  # what the user should know about the training
 
     @field_validator("settings")
     @classmethod
@@ -103,7 +103,9 @@ class Run:
         """
         folder = Path(folder)
         versions = {"dissensus": __version__, "torch": torch.__version__, "python": platform.python_version()}
-        wanted = cls(folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions))
+        wanted = cls(
+            folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions, notes=())
+        )
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
         if not folder.exists() or all(is_temporary(path.name) or path.name in TUNING for path in folder.iterdir()):

@@ -15,7 +15,7 @@ from dissensus.experiments.studies.tables import weighted
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
 
-WEIGHTS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+WEIGHTS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 QUICK_WEIGHTS = (0.0, 0.1, 1.0)
 SIZES = (2, 3, 5, 10, 20, 50)
 QUICK_SIZES = (2, 5, 10)

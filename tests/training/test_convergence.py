@@ -1,0 +1,96 @@
+"""Default options converge, and a run that did not says so."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from dissensus._core.errors import DissensusWarning
+from dissensus.cli import main
+from dissensus.features import FeatureSet
+from dissensus.models.norms import NORMS
+from dissensus.training import Run, fit, new_ensemble
+
+STILL = "stopped while it still improved"
+
+
+def overlapping(samples: int, seed: int, width: int = 24, classes: int = 6) -> FeatureSet:
+    """Noisy labels of a linear rule."""
+    generator = torch.Generator().manual_seed(7)
+    rule = torch.randn(width, classes, generator=generator)
+    generator.manual_seed(seed)
+    x = torch.randn(samples, width, generator=generator)
+    labels = (x @ rule + 2 * torch.randn(samples, classes, generator=generator)).argmax(1)
+    return FeatureSet.from_arrays(x, labels)
+
+
+@pytest.mark.parametrize(
+    ("samples", "method", "members"),
+    [(60, "single", 1), (400, "single", 1), (400, "deep-ensemble", 3), (400, "sed-a2d", 3), (6000, "sed-a2d", 2)],
+)
+def test_defaults_are_as_accurate_as_logistic_regression(samples, method, members):
+    train, test = overlapping(samples, 0), overlapping(4000, 1)
+    x, y = (NORMS["l2"](train.rows(slice(None))), train.labels)
+    peer = LogisticRegression(C=1, max_iter=2000).fit(x, y).score(NORMS["l2"](test.rows(slice(None))), test.labels)
+    ensemble = new_ensemble(train, members)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(ensemble, train, method, progress=False)
+    with torch.no_grad():
+        predicted = ensemble(test.rows(slice(None))).mean(0).argmax(-1)
+    assert float((predicted == test.labels).double().mean()) > peer - 0.01
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": 1},
+        {"epochs": 3},
+        {"schedule": "constant", "lr": 1e-4, "member_epochs": 20},
+        {"lr": 1e-4, "member_epochs": 20},
+        {"epochs": 1, "batch_size": 400},  # a single step
+    ],
+)
+def test_training_that_ends_too_soon_is_reported(options, tmp_path):
+    train = overlapping(400, 0)
+    with pytest.warns(DissensusWarning, match=f"({STILL}|too few to learn from).*raise epochs") as seen:
+        fit(new_ensemble(train, 2), train, "deep-ensemble", out=tmp_path / "run", progress=False, **options)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert Run.open(tmp_path / "run").info.notes == (str(seen[0].message),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # not again for a run that is there
+        fit(new_ensemble(train, 2), train, "deep-ensemble", out=tmp_path / "run", progress=False, **options)
+
+
+@pytest.mark.parametrize("what", ["labels at random", "constant schedule", "label smoothing", "early stop"])
+def test_training_that_has_converged_is_not(what, tmp_path):
+    train = overlapping(400, 0)
+    if what == "labels at random":
+        shuffled = train.labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+        train = FeatureSet.from_arrays(train.rows(slice(None)), shuffled)
+    options = {
+        "constant schedule": {"schedule": "constant"}, "label smoothing": {"label_smoothing": 0.1},
+        "early stop": {"early_stop": 0.2},
+    }.get(what, {})  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(new_ensemble(train, 2), train, "deep-ensemble", out=tmp_path / "run", progress=False, **options)
+    assert Run.open(tmp_path / "run").info.notes == ()
+
+
+def test_the_command_line_prints_one_line(tmp_path, capsys):
+    overlapping(400, 0).save(tmp_path / "features")
+    arguments = ["train", str(tmp_path / "features"), "--out", str(tmp_path / "run"), "--epochs", "1", "--no-progress"]
+    assert main(arguments) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if STILL in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("dissensus: warning: sed-a2d stopped")
+    assert "logbook" not in lines[0]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["notes"] == [
+        lines[0].removeprefix("dissensus: warning: ")
+    ]
