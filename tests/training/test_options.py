@@ -78,10 +78,10 @@ def test_augmented_passes_are_the_same_samples():
 @pytest.mark.parametrize(
     ("tail", "width", "given", "lr", "weight_decay"),
     [
-        ("linear", 1280, {}, 1.006e-3, 1.988),
-        ("linear", 4, {}, 0.018, 0.1111),
-        ("linear", 1280, {"lr": 1e-5}, 1e-5, 1.988),  # as strong a decay, whatever the learning rate
-        ("linear", 1280, {"weight_decay": 0.0}, 1.006e-3, 0.0),
+        ("linear", 1280, {}, 0.001018, 1.965),
+        ("linear", 4, {}, 0.04762, 0.042),
+        ("linear", 1280, {"lr": 1e-5}, 1e-5, 1.965),  # as strong a decay, whatever the learning rate
+        ("linear", 1280, {"weight_decay": 0.0}, 0.001018, 0.0),
         ("mlp", 1280, {}, LR, WEIGHT_DECAY),
         (None, None, {"lr": 0.1}, 0.1, WEIGHT_DECAY),
     ],
