@@ -44,6 +44,7 @@ def train(method: str, seed: int, diversity: float | None = None) -> tuple[float
         diversity=diversity,
         epochs=10,
         lr=1e-2,
+        weight_decay=0.01,
         batch_size=128,
         seed=seed,
         progress=False,

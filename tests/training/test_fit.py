@@ -253,7 +253,7 @@ def test_a_finished_run_is_loaded_not_repeated(train, tmp_path):
 def test_another_run_or_foreign_files_in_the_folder_are_refused(train, tmp_path):
     fit(linear(), train, **QUICK, out=tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(RunError, match=r"holds another run .*diversity is 0\.03 there, 2\.0 here"):
+    with pytest.raises(RunError, match=r"holds another run .*diversity is 0\.003 there, 2\.0 here"):
         fit(linear(), train, **QUICK, diversity=2.0, out=tmp_path / "run")
     with pytest.raises(RunError, match=r"holds another run .*train is"):
         fit(linear(), blobs(seed=3), **QUICK, out=tmp_path / "run")

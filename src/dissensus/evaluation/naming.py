@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dissensus.training.options import Task, default_rates
+
 HIDDEN = ("train", "samples", "images", "classes", "disagreement", "sample_weight", "start")  # fingerprints and lists
 
 
@@ -35,6 +37,8 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     plain = {k: v for k, v in settings.items() if k not in HIDDEN and not isinstance(v, dict | list)}
     if isinstance(tail := settings.get("tail"), dict):
         plain |= {"tail": tail.get("name"), "norm": tail.get("norm")}
+        rates = default_rates(Task(0, tail.get("name"), tail.get("features")))  # they follow from backbone and tail
+        plain |= {name: "default" for name, rate in rates.items() if plain.get(name) == rate}
     if isinstance(backbone := settings.get("backbone"), dict):
         plain["backbone"] = "-".join(str(backbone.get(k, "")) for k in ("name", "layers", "size"))
     return plain

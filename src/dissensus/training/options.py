@@ -49,6 +49,14 @@ class Task(NamedTuple):
         return cls(len(train) // train.passes, about.get("name"), about.get("features"))
 
 
+def default_rates(task: Task) -> dict[str, float]:
+    """Learning rate and weight decay of a task, by option."""
+    if task.tail != "linear" or task.width is None:
+        return {"lr": LR, "weight_decay": WEIGHT_DECAY}
+    lr = LINEAR_LR / task.width ** (2 / 3)
+    return {"lr": lr, "weight_decay": LINEAR_DECAY / lr}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
     """The options that decide the result of training, besides the method, the data and the initial weights."""
@@ -173,11 +181,11 @@ class TrainOptions(Hyperparameters):
         if epochs is None:
             updated = members if self.main == "all" else active
             epochs = math.ceil(self._member_epochs(task.samples, batch_size) * members / updated)
-        lr, weight_decay = self._rates(task)
+        rates = default_rates(task)
         kept = {field.name: getattr(self, field.name) for field in fields(Hyperparameters)}
         filled = {
-            "diversity": diversity, "active": active, "epochs": epochs, "batch_size": batch_size, "lr": lr,
-            "weight_decay": weight_decay,
+            "diversity": diversity, "active": active, "epochs": epochs, "batch_size": batch_size,
+            **{name: rate for name, rate in rates.items() if getattr(self, name) is None},
         }  # fmt: skip
         return Settings(method=method, members=members, precision=precision, **{**kept, **filled})  # type: ignore[arg-type]
 
@@ -186,14 +194,6 @@ class TrainOptions(Hyperparameters):
         if self.member_epochs is not None:
             return self.member_epochs
         return max(PASSES, math.ceil(UPDATES / math.ceil(samples / batch_size)))
-
-    def _rates(self, task: Task) -> tuple[float, float]:
-        """Learning rate and weight decay."""
-        lr, weight_decay = LR, WEIGHT_DECAY
-        if task.tail == "linear" and task.width is not None:
-            lr = LINEAR_LR / task.width ** (2 / 3)
-            weight_decay = LINEAR_DECAY / lr
-        return lr if self.lr is None else self.lr, weight_decay if self.weight_decay is None else self.weight_decay
 
     def check_method(self, method: str, members: int) -> tuple[float, int]:
         """Check what depends on several options; return diversity and the number of active members.
