@@ -203,10 +203,14 @@ def mahalanobis(train: Array, labels: Array, x: Array, shrinkage: bool = True) -
 
 
 def relative_mahalanobis(train: Array, labels: Array, x: Array, shrinkage: bool = True) -> Array:
-    """min_c MD_c - MD_0, MD_0 about the mean of all."""
+    """min_c MD_c - MD_0, MD_0 about the mean of all, with the shrinkage of the covariance within classes."""
     u = unit(train)
     apart = u - u.mean(0)
-    inverse = np.linalg.inv(oas(apart.T @ apart / len(u), len(u) - 1, shrinkage))
+    inside = u - np.array([u[labels == c].mean(0) for c in labels])
+    within = inside.T @ inside / len(u)
+    shrunk = oas(within, len(u) - len(np.unique(labels)), shrinkage)
+    kept = 1 - (shrunk - within)[0, 1] / -within[0, 1] if shrinkage else 1.0
+    inverse = np.linalg.inv(shrunk + kept * (apart.T @ apart / len(u) - within))
     all_together = np.array([(row - u.mean(0)) @ inverse @ (row - u.mean(0)) for row in unit(x)])
     return mahalanobis(train, labels, x, shrinkage) - all_together
 

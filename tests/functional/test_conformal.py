@@ -122,7 +122,7 @@ def test_evidence_is_monotone_and_minus_log_p_within_the_references(values, aske
     assert (e[1:] >= e[:-1]).all()
     inside = scores <= reference[-1]
     assert torch.equal(e[inside], -Calibrated((reference,)).p_values(scores[inside]).log())
-    assert (e[~inside] >= math.log(len(values) + 1)).all()
+    assert (e[~inside] >= math.log(len(values) + 1) * (1 - 1e-15)).all()  # logarithms differ in the last bit
     assert (e >= 0).all()
 
 

@@ -154,7 +154,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("double")
 def test_distances_equal_those_of_pytorch_ood(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not divide the scatter by N, halves one distance, and adds 1e-6, which large features make negligible."""
-    monkeypatch.setattr(distances, "shrink", lambda covariance, freedom: covariance)
+    monkeypatch.setattr(distances, "shrink", lambda covariance, freedom: (covariance, 1.0))
     x, labels, q = data()
     big, asked = 1e5 * fitted.unit(x), 1e5 * fitted.unit(q)
     theirs = peer.Mahalanobis(None).fit_features(big, labels).predict_features(asked)

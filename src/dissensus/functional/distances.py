@@ -53,7 +53,8 @@ class RelativeMahalanobis(FittedScore):
     """Mahalanobis distance to the nearest class, less that to all training samples (Ren et al., 2021).
 
     min_c MD_c(u) - MD_0(u) with u = x / |x|: (B, D) -> (B,), any real number. MD_0 uses the mean and the covariance of
-    all training samples. What is unusual for any class cancels; what is unusual for the nearest class remains.
+    all training samples, shrunk like the covariance within classes. What is unusual for any class cancels; what is
+    unusual for the nearest class remains.
     """
 
     name = "relative_mahalanobis"
@@ -106,7 +107,7 @@ class FeatureNorm(FittedScore):
         lengths = features.moments.lengths
         n = max(lengths.n, 1)
         mean = lengths.directions / n
-        total = shrink(features.moments.products / n - torch.outer(mean, mean), n - 1)
+        total, _ = shrink(features.moments.products / n - torch.outer(mean, mean), n - 1)
         state = {
             "mean": mean,
             "slope": torch.linalg.solve(total, lengths.products / n - lengths.mean * mean),
@@ -126,8 +127,10 @@ class FeatureNorm(FittedScore):
         return ((log_norm(features) - expected) / self.deviation.to(features)).square()
 
 
-def shrink(covariance: Tensor, freedom: int) -> Tensor:
+def shrink(covariance: Tensor, freedom: int) -> tuple[Tensor, float]:
     """Oracle approximating shrinkage of a covariance (D, D): (1 - r) S + r tr(S) / D I (Chen et al., 2010, Eq. 23).
+
+    Also returns 1 - r.
 
     Args:
         covariance: S, of samples about their mean, or about the means of their classes.
@@ -139,11 +142,15 @@ def shrink(covariance: Tensor, freedom: int) -> Tensor:
     needed = (1 - 2 / D) * square + (D * mean) ** 2
     r = 1.0 if excess <= needed else max(0.0, needed / excess)
     identity = torch.eye(D, dtype=covariance.dtype)
-    return (1 - r) * covariance + max(r * mean, VARIANCE) * identity
+    return (1 - r) * covariance + max(r * mean, VARIANCE) * identity, 1 - r
 
 
 def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean (D,), means of the K classes that occur (K, D), shrunk covariances within classes and in all (D, D)."""
+    """Mean (D,), means of the K classes that occur (K, D), shrunk covariances within classes and in all (D, D).
+
+    Both are shrunk alike, by what suits the one within classes: with few samples they would differ most where there are
+    no data, and the difference of their distances would measure nothing else.
+    """
     check_classes(moments)
     present = moments.counts > 0
     counts = moments.counts[present].double()
@@ -151,7 +158,9 @@ def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     means, mean = moments.sums[present] / counts[:, None], moments.sums.sum(0) / N
     between = (means - mean) * (counts / N).sqrt()[:, None]
     total = moments.products / N - torch.outer(mean, mean)
-    return mean, means, shrink(total - between.T @ between, N - K), shrink(total, N - 1)
+    scatter = between.T @ between
+    within, kept = shrink(total - scatter, N - K)
+    return mean, means, within, within + kept * scatter
 
 
 def _nearest(z: Tensor, centres: Tensor) -> Tensor:
