@@ -124,3 +124,21 @@ def test_files_by_suffix(frame, tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(RunError, match="not a table of results"):
         results.read(tmp_path / "other.csv")
+
+
+def test_bad_calibration_is_one_sentence_for_all_rows_alike(frame):
+    def scaled(row: str, confidence: float, ece: float) -> pd.DataFrame:
+        changed = frame.assign(row=row)
+        changed.loc[changed["metric"] == "mean_confidence", "value"] = confidence
+        changed.loc[changed["metric"] == "ece", "value"] = ece
+        changed.loc[changed["metric"] == "accuracy", "value"] = 0.8
+        return changed
+
+    both = Results(pd.concat([scaled("one", 0.6, 0.2), scaled("two", 0.5, 0.3), scaled("three", 0.8, 0.1)]))
+    assert both.miscalibrated() == [
+        "Badly calibrated on id: one, two (ECE 0.20 to 0.30). Confidence is on average 20 to 30 points below accuracy: "
+        "use less label_smoothing, weight_decay or diversity, or train longer."
+    ]
+    (sentence,) = Results(scaled("sure", 1.0, 0.2)).miscalibrated()
+    assert "points above accuracy: use more label_smoothing" in sentence
+    assert sentence in str(Results(scaled("sure", 1.0, 0.2)).summary()).replace("\n", " ")

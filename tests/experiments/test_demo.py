@@ -16,9 +16,9 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
     assert main(arguments) == 0
     first = capsys.readouterr()
     frame = results.read(tmp_path / "demo" / "results.csv")
-    assert set(frame["method"]) == set(methods.METHODS)
+    assert set(frame["method"]) == {*methods.METHODS, "auto"}
     assert {name.split("/")[0] for name in frame["dataset"]} == {"digits", "dominoes"}
-    for method in methods.METHODS:
+    for method in (*methods.METHODS, "auto"):
         assert f"\n{method} " in first.out
         assert (tmp_path / "demo" / "digits" / method / "ensemble" / "ensemble.safetensors").is_file()
     page = (tmp_path / "demo" / "report.html").read_text()

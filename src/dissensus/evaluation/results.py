@@ -186,8 +186,9 @@ class Results:
         return self.table(title, [*measures, *self._diversity()], note=note, baselines=True).without_blanks()
 
     def miscalibrated(self) -> list[str]:
-        """A sentence for each row whose probabilities are far from its accuracy on the id set."""
-        sentences = []
+        """A sentence for rows whose confidence on the id set is far above accuracy, and one for those below."""
+        above: dict[str, tuple[float, float]] = {}
+        below: dict[str, tuple[float, float]] = {}
         for row in self.rows:
             ece, confidence, accuracy = (
                 self.value(row, self.inside, metric, aggregate="prediction")
@@ -196,15 +197,19 @@ class Results:
             if ece is None or confidence is None or accuracy is None or ece.mean <= MISCALIBRATED:
                 continue
             gap = confidence.mean - accuracy.mean
-            remedy = (
-                "use more label_smoothing or weight_decay, or stop early"
-                if gap > 0
-                else "use less label_smoothing, weight_decay or diversity, or train longer"
-            )
-            sentences.append(
-                f"{row} is badly calibrated on {self.inside} (ECE {ece.mean:.2f}): its confidence is on average "
-                f"{abs(100 * gap):.0f} points {'above' if gap > 0 else 'below'} its accuracy: {remedy}."
-            )
+            (above if gap > 0 else below)[row] = ece.mean, abs(100 * gap)
+        remedies = (
+            (above, "above", "use more label_smoothing or weight_decay, or stop early"),
+            (below, "below", "use less label_smoothing, weight_decay or diversity, or train longer"),
+        )
+        sentences = []
+        for found, side, remedy in remedies:
+            if found:
+                errors, gaps = zip(*found.values(), strict=True)
+                sentences.append(
+                    f"Badly calibrated on {self.inside}: {', '.join(found)} (ECE {_range(errors, 2)}). Confidence is "
+                    f"on average {_range(gaps, 0)} points {side} accuracy: {remedy}."
+                )
         return sentences
 
     def quality(self) -> Table:
@@ -285,3 +290,8 @@ def read(path: Path) -> pd.DataFrame:
     if list(frame.columns) != list(COLUMNS):
         raise RunError(f"{path} is not a table of results: its columns must be {', '.join(COLUMNS)}")
     return frame.assign(value=pd.to_numeric(frame["value"], errors="coerce"))
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"

@@ -10,6 +10,7 @@ from dissensus._core.files import make_folder
 from dissensus.experiments import pipeline
 from dissensus.experiments.runner import Job, threads, training_options
 from dissensus.training import METHODS
+from dissensus.training.run import AUTO
 
 
 class Part(NamedTuple):
@@ -21,7 +22,7 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("digits", tuple(METHODS), "linear"),
+    Part("digits", (*METHODS, AUTO), "linear"),
     Part("dominoes", ("single", "deep-ensemble", "a2d", "divdis", "sed-a2d"), "mlp"),
 )
 
