@@ -228,6 +228,28 @@ def feature_norm(train: Array, labels: Array, x: Array) -> Array:
     return ((np.log(np.sqrt((x**2).sum(1))) - expected) / logs.std()) ** 2
 
 
+def gaussian(train: Array, labels: Array, x: Array) -> Array:
+    """mahalanobis / d + feature_norm / 6, d the deviation of distances to the class without the sample itself.
+
+    The covariance is that of the others about their own means, with the shrinkage of all.
+    """
+    u, N = unit(train), len(train)
+    inside = u - np.array([u[labels == c].mean(0) for c in labels])
+    scatter = inside.T @ inside
+    shrunk = oas(scatter / N, N - len(np.unique(labels)))
+    kept = (shrunk / (scatter / N))[0, 1]
+    distances = []
+    for n in range(N):
+        others = (labels == labels[n]) & (np.arange(N) != n)
+        if others.any():
+            rest = np.delete(u, n, 0)
+            apart = rest - np.array([rest[np.delete(labels, n) == c].mean(0) for c in np.delete(labels, n)])
+            inverse = np.linalg.inv(shrunk - kept * (scatter - apart.T @ apart) / N)
+            gap = u[n] - u[others].mean(0)
+            distances.append(gap @ inverse @ gap)
+    return mahalanobis(train, labels, x) / np.std(distances) + feature_norm(train, labels, x) / 6
+
+
 def vim(train: Array, x: Array, weight: Array, bias: Array, principal: int, centred: bool = False) -> Array:
     """alpha |residual| - logsumexp, of a head that is linear in unit rows times sqrt(D)."""
     root = np.sqrt(train.shape[1])

@@ -154,10 +154,10 @@ def test_a_single_fitted_score_is_that_of_standardised_features(digits):
 
 def test_the_default_follows_what_is_held_out():
     X, y = load_iris(return_X_y=True)
-    assert quick().fit(X, y).score_name_ == "mahalanobis"  # 30 held out: enough for one score
+    assert quick().fit(X, y).score_name_ == "gaussian"  # 30 held out: enough for one score
     assert quick(calibration=0.3).fit(X, y).score_name_ == expressions.DEFAULT_SCORE
-    assert quick(calibration=0).fit(X, y).score_name_ == "mahalanobis"
-    with pytest.warns(UserWarning, match="the score mahalanobis is left out"):
+    assert quick(calibration=0).fit(X, y).score_name_ == "gaussian"
+    with pytest.warns(UserWarning, match="the score gaussian is left out"):
         assert quick(calibration=0).fit(X[::50], y[::50]).score_name_ == "pds"
 
 

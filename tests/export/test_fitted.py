@@ -84,7 +84,7 @@ def test_by_class_and_metadata(ensemble, tmp_path):
 
 def test_an_uncalibrated_detector_exports_its_first_score(ensemble, tmp_path):
     detector = Detector(ensemble, NAMES)
-    assert detector.score_name == "mahalanobis"
+    assert detector.score_name == "gaussian"
     onnx.write(detector, tmp_path / "d.onnx")
     batch = rows(20)
     got = onnx_runtime.session(tmp_path / "d.onnx")(batch)

@@ -20,8 +20,8 @@ from dissensus.functional import distances, fitted, neighbours, scores, vim
 from dissensus.functional.fitted import FittedScore, Head, Rows
 from tests import reference
 
-FITTED = ["mahalanobis", "relative_mahalanobis", "feature_norm", "knn", "vim"]
-DIRECTIONAL = [name for name in FITTED if name != "feature_norm"]
+FITTED = ["mahalanobis", "relative_mahalanobis", "feature_norm", "gaussian", "knn", "vim"]
+DIRECTIONAL = [name for name in FITTED if name not in ("feature_norm", "gaussian")]
 every_score = pytest.mark.parametrize("name", FITTED)
 C, D = 4, 12
 
@@ -196,7 +196,7 @@ def test_the_length_of_a_row_does_not_matter(name: str, seed: int, scale: float)
     close(scored(name, factors * x, labels, scale * q), scored(name, x, labels, q), atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis", "knn", "feature_norm"])
+@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis", "knn", "feature_norm", "gaussian"])
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_rotations_orders_and_names_of_classes_do_not_matter(name: str, seed: int) -> None:
@@ -254,6 +254,20 @@ def test_far_inputs_score_above_all_training_rows() -> None:
         assert lengths.median() > scored("feature_norm", x, labels, x).quantile(0.95)
 
 
+def test_gaussian_sees_directions_and_lengths() -> None:
+    x, labels, _ = data(400)
+    training = scored("gaussian", x, labels, x)
+    for factor in (0.1, 10, 100):
+        assert scored("gaussian", x, labels, factor * x).median() > training.quantile(0.95)
+    assert scored("gaussian", x, labels, -x).median() > training.quantile(0.95)
+    # in units of a held-out sample's deviation, however few the training samples
+    others = data(4000, 30)[0][1000:]
+    few, y = others[:60], torch.arange(1000, 1060) % C
+    of_direction = scored("gaussian", few, y, others[60:]) - scored("feature_norm", few, y, others[60:]) / 6
+    assert 0.6 < of_direction.std() < 1.6
+    assert scored("mahalanobis", few, y, others[60:]).std() > 1.5 * scored("mahalanobis", few, y, few).std()
+
+
 def test_the_length_zero_is_finite_and_far() -> None:
     x, labels, _ = data()
     zeros = torch.zeros(2, D, dtype=torch.float64)
@@ -301,7 +315,7 @@ def test_one_dimension_is_enough() -> None:
         assert scored(name, x, labels, q).isfinite().all(), name
 
 
-@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis"])
+@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis", "gaussian"])
 def test_one_sample_per_class_is_refused_in_one_line(name: str) -> None:
     x, labels, _ = data()
     with pytest.raises(DataError, match="at least two samples") as error:

@@ -7,7 +7,7 @@ import torch
 
 from dissensus._core.errors import DissensusError
 from dissensus.functional import conformal, expressions
-from dissensus.functional.expressions import choose, default_score, expression, first_score, score_names
+from dissensus.functional.expressions import choose, default_score, expression, score_names
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,12 @@ def test_what_is_no_expression_is_one_line(given, words):
 
 
 def test_the_default_needs_the_fitted_scores(monkeypatch):
-    monkeypatch.setattr(expressions, "DEFAULT_SCORE", "2*mahalanobis+pds+knn")
-    assert default_score({"mahalanobis", "knn"}) == "2*mahalanobis+pds+knn"
-    assert default_score({"mahalanobis"}) == first_score({"mahalanobis"}) == "mahalanobis"
-    assert default_score({"vim"}) == first_score({}) == "pds"
+    monkeypatch.setattr(expressions, "DEFAULTS", ("2*mahalanobis+pds+knn", "gaussian", "mahalanobis", "pds"))
+    assert default_score({"mahalanobis", "knn", "gaussian"}) == "2*mahalanobis+pds+knn"
+    assert default_score({"mahalanobis", "knn", "gaussian"}, alone=True) == "gaussian"
+    assert default_score({"gaussian"}) == "gaussian"
+    assert default_score({"mahalanobis"}) == default_score({"mahalanobis"}, alone=True) == "mahalanobis"
+    assert default_score({"vim"}) == default_score({}, alone=True) == "pds"
     assert choose(None, {"mahalanobis", "knn"}) == (("mahalanobis", "pds", "knn"), (2.0, 1.0, 1.0))
     with pytest.raises(DissensusError, match="score 'knn' must be fitted to training features; this ensemble does not"):
         choose("knn+pds", {"mahalanobis"})

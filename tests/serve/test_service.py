@@ -134,7 +134,7 @@ def test_uncalibrated_run_has_no_verdict(place):
     inspection = plain.inspect("digit.png", (place / "digit.png").read_bytes())
     assert plain.rates is None
     assert "No verdict" in cards.card(plain, inspection)
-    assert plain.facts() == {"run": "plain", "score": "mahalanobis", "calibrated": False, "false_alarms": None}
+    assert plain.facts() == {"run": "plain", "score": "gaussian", "calibrated": False, "false_alarms": None}
     assert plain.result(inspection)["verdict"] is None
 
 

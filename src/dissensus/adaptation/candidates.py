@@ -96,6 +96,7 @@ def expressions(fitted: tuple[str, ...]) -> list[str]:
     for name in LOGITS:
         combined += [{"mahalanobis": 4, name: 2}, {"mahalanobis": 4, name: 4}, {"mahalanobis": 4, name: 1}]
         combined += [{"mahalanobis": 4, "knn": 2, name: 2}, {"knn": 4, name: 2}]
+        combined += [{"mahalanobis": 4, "relative_mahalanobis": weight, name: 2} for weight in (1, 2)]
     joined = [{**weights, **dict.fromkeys(length, 1.0)} for weights in combined]
     texts = [default_score(fitted), *LOGITS, *DISTANCES, *(expression(list(w), list(w.values())) for w in joined)]
     unique = {_normal(text): text for text in reversed(texts)}  # the first of equals stays

@@ -39,7 +39,7 @@ def calibrate(
         false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
         score: the score to calibrate: dissensus list scores. Several are combined as p-values, with weights if you
             like: mahalanobis+pds, 2*mahalanobis+pds. By default a combination, if the run has fitted scores and there
-            are samples enough for a combination; else mahalanobis, else pds.
+            are samples enough for a combination; else gaussian, else pds.
         by_class: set one threshold per predicted class, so that the rate holds within each.
         engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.

@@ -47,7 +47,7 @@ def evaluate_runs(
         groups: sets with groups, each as NAME=FEATURES.
         held_out: labelled features on which the greedy soup is chosen; a suite brings its own.
         score: the score whose AUROC the table shows: dissensus list scores; by default the combination that detectors
-            use, which needs held-out features, else mahalanobis.
+            use, which needs held-out features, else gaussian.
         aggregate: the aggregate whose accuracy the table shows: dissensus list aggregates.
         protocol: for sets with a part of the classes: mask the logits first, or the authors' vote.
         format: how to print the table: text, Markdown (md), LaTeX (tex), csv or json.

@@ -144,7 +144,12 @@ class Detector:
     @property
     def score_name(self) -> str:
         """The score, or the combination of scores, as an expression; without a calibration, a single one."""
-        return expressions.first_score(self.ensemble.fitted) if self.threshold is None else self.threshold.name
+        return self._alone if self.threshold is None else self.threshold.name
+
+    @property
+    def _alone(self) -> str:
+        """The score where there is nothing to combine several by."""
+        return expressions.default_score(self.ensemble.fitted, alone=True)
 
     def to(self, device: torch.device | str) -> Detector:
         """Move the detector to a device."""
@@ -172,7 +177,7 @@ class Detector:
             false_alarms: The rate to guarantee for samples like these; see `Threshold.promise`.
             score: A name in `SCORES`; or several, whose conformal p-values are combined, such as "2*mahalanobis+pds" or
                 a list. None: `DEFAULT_SCORE`, if the ensemble has its fitted scores and there are enough samples for a
-                combination; else the first score of it, else pds.
+                combination; else gaussian, or pds without fitted scores.
             by_class: Set one threshold per predicted class, so that the rate holds within each.
             progress: Show a progress bar if stderr is a terminal.
 
@@ -199,19 +204,21 @@ class Detector:
                 "agree most: there will be more false alarms than allowed",
                 stacklevel=2,
             )
+        computed = names if score is not None else tuple(dict.fromkeys([*names, self._alone]))
         parts, labels = list[Tensor](), list[Tensor]()
         for outputs in self.members.outputs(resolved, progress):
-            parts.append(torch.stack([value.float() for value in self._values(names, outputs)]))
+            parts.append(torch.stack([value.float() for value in self._values(computed, outputs)]))
             labels.append(self._log_probs(outputs.logits).argmax(-1).cpu())
-        by_name = dict(zip(names, torch.cat(parts, 1), strict=True))
+        by_name = dict(zip(computed, torch.cat(parts, 1), strict=True))
         by_label = torch.cat(labels) if by_class else None
         try:
-            self.threshold = Threshold.calibrate(by_name, false_alarms, by_label, self.classes, weights=weights)
+            chosen = {name: by_name[name] for name in names}
+            self.threshold = Threshold.calibrate(chosen, false_alarms, by_label, self.classes, weights=weights)
         except DataError:  # too few samples
             if score is not None or len(names) == 1:
                 raise
-            first = {names[0]: by_name[names[0]]}  # half as many are enough for one score
-            self.threshold = Threshold.calibrate(first, false_alarms, by_label, self.classes)
+            alone = {self._alone: by_name[self._alone]}  # half as many are enough for one score
+            self.threshold = Threshold.calibrate(alone, false_alarms, by_label, self.classes)
         return self
 
     def was_trained_on(self, samples: object) -> bool:

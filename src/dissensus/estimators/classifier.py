@@ -66,7 +66,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             assumes. Harmless after a StandardScaler; turn it off where features' scales have a meaning.
         score_name: which score `ood_score` is, see `SCORES`: a name, or several whose conformal p-values on held-out
             samples are combined, such as "2*mahalanobis+pds". None: that of detectors, where enough samples are held
-            out for a combination; else mahalanobis, or pds where distances cannot be fitted.
+            out for a combination; else gaussian, or pds where distances cannot be fitted.
         false_alarms: share of ID samples that `is_ood` may call out.
         calibration: share of the training samples held out for the threshold; 0: none.
         random_state: decides the held-out samples, initial weights, batches and draws.
@@ -162,12 +162,10 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         features = FeatureSet.from_arrays(x, labels[kept])
         options = TrainOptions(**{each.name: getattr(self, each.name) for each in OPTIONS}, seed=seed)
         train.fit(
-            ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(), progress=False,
+            ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(len(held_out)), progress=False,
             fabric=fabric_on(self.device),
         )  # fmt: skip
         names, weights = expressions.choose(self.score_name, ensemble.fitted)
-        if self.score_name is None and not expressions.enough(names, len(held_out), self.false_alarms):
-            names, weights = names[:1], (1.0,)
         self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), expressions.expression(names, weights), None
         if len(held_out):
             by_name = dict(zip(names, self._values(samples[held_out]), strict=True))
@@ -261,9 +259,12 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = ("",) if self.score_name is None else expressions.score_names(self.score_name)[0]
         return expressions.needed(names, self.false_alarms)
 
-    def _fitted_names(self) -> list[str]:
-        """The scores to fit to the training samples."""
-        names, _ = expressions.score_names(self.score_name or expressions.DEFAULT_SCORE)
+    def _fitted_names(self, held_out: int) -> list[str]:
+        """The scores to fit to the training samples, given how many are held out: only those that are used."""
+        score = self.score_name or expressions.default_score(scores.of_features())
+        names, _ = expressions.score_names(score)
+        if self.score_name is None and not expressions.enough(names, held_out, self.false_alarms):
+            names = (expressions.default_score(scores.of_features(), alone=True),)
         return [name for name in names if scores.is_fitted(name)]
 
     def _checked(self, X: ArrayLike) -> Floats:

@@ -14,6 +14,8 @@ from dissensus.functional.scores import register
 
 VARIANCE = 1e-12  # the least variance of a direction; directions of features have length 1
 DEVIATION = 1e-3  # the least standard deviation of log |x|
+LENGTH_PART = 6.0  # what the length is divided by beside the direction
+SCALE_ROWS = 4096  # training samples whose distances give the scale of all
 
 
 @register
@@ -32,7 +34,7 @@ class Mahalanobis(FittedScore):
     @classmethod
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
         """Fit means and covariance from sums over the training features."""
-        mean, means, within, _ = _gaussian(features.moments)
+        mean, means, within, _, _ = _gaussian(features.moments)
         values, vectors = torch.linalg.eigh(within)
         whiten = vectors * values.rsqrt()
         state = {"mean": mean, "whiten": whiten, "centres": (means - mean) @ whiten}
@@ -66,7 +68,7 @@ class RelativeMahalanobis(FittedScore):
     @classmethod
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
         """Fit means and both covariances, made diagonal by the same transform."""
-        mean, means, within, total = _gaussian(features.moments)
+        mean, means, within, total, _ = _gaussian(features.moments)
         values, vectors = torch.linalg.eigh(within)
         whiten = vectors * values.rsqrt()
         variance, rotation = torch.linalg.eigh(whiten.T @ total @ whiten)
@@ -123,8 +125,47 @@ class FeatureNorm(FittedScore):
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """(B, D), (M, B, C) -> (B,)."""
-        expected = self.centre.to(features) + (unit(features) - self.mean.to(features)) @ self.slope.to(features)
-        return ((log_norm(features) - expected) / self.deviation.to(features)).square()
+        return _length(features, unit(features), self.mean, self.slope, self.centre, self.deviation)
+
+
+@register
+class Gaussian(FittedScore):
+    """How unusual direction and length of a feature vector are together: mahalanobis / d + feature_norm / 6.
+
+    (B, D) -> (B,), at least 0. d is the standard deviation of the training samples' Mahalanobis distances, each to its
+    class without itself. A weighted sum needs no calibration samples to rank its parts by, so this is the score for
+    few of them. The weight makes the length count a quarter of the direction: feature_norm has a deviation of about
+    sqrt(2).
+    """
+
+    name = "gaussian"
+    mean: Tensor  # (D,), as of Mahalanobis
+    whiten: Tensor  # (D, D), divided by sqrt(d)
+    centres: Tensor  # (K, D), divided by sqrt(d)
+    length_mean: Tensor  # (D,), as of FeatureNorm
+    length_slope: Tensor  # (D,)
+    length_centre: Tensor  # ()
+    length_deviation: Tensor  # ()
+
+    @classmethod
+    def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
+        """Fit both parts, and d to distances of at most 4096 training samples."""
+        state = Mahalanobis.fit(features, labels)
+        scale = _deviation(features, labels, state["whiten"].double()) ** -0.5
+        state |= {"whiten": scale * state["whiten"], "centres": scale * state["centres"]}
+        return state | {f"length_{key}": value for key, value in FeatureNorm.fit(features, labels).items()}
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.mean)
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """(B, D), (M, B, C) -> (B,)."""
+        u = unit(features)
+        direction = _nearest((u - self.mean.to(u)) @ self.whiten.to(u), self.centres)
+        length = _length(features, u, self.length_mean, self.length_slope, self.length_centre, self.length_deviation)
+        return direction + length / LENGTH_PART
 
 
 def shrink(covariance: Tensor, freedom: int) -> tuple[Tensor, float]:
@@ -145,8 +186,8 @@ def shrink(covariance: Tensor, freedom: int) -> tuple[Tensor, float]:
     return (1 - r) * covariance + max(r * mean, VARIANCE) * identity, 1 - r
 
 
-def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean (D,), means of the K classes that occur (K, D), shrunk covariances within classes and in all (D, D).
+def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Mean (D,), means of the K classes that occur (K, D), shrunk covariances within classes and in all (D, D), 1 - r.
 
     Both are shrunk alike, by what suits the one within classes: with few samples they would differ most where there are
     no data, and the difference of their distances would measure nothing else.
@@ -160,7 +201,36 @@ def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = moments.products / N - torch.outer(mean, mean)
     scatter = between.T @ between
     within, kept = shrink(total - scatter, N - K)
-    return mean, means, within, within + kept * scatter
+    return mean, means, within, within + kept * scatter, kept
+
+
+def _deviation(features: Rows, labels: Tensor, whiten: Tensor) -> float:
+    """Standard deviation of the Mahalanobis distances of training samples to their classes without themselves.
+
+    `whiten` (D, D) is that of all samples.
+
+    Leaving a sample of a class of n out of N moves the mean away from it by 1 / (n - 1) of their difference e, and
+    takes k e e^T from the covariance, k = (1 - r) n / ((n - 1) N), r the shrinkage: the distance q becomes
+    (n / (n - 1))^2 q / (1 - k q) (Sherman and Morrison).
+    """
+    moments, sample = features.moments, features.sample
+    kept = _gaussian(moments)[-1]
+    labels = labels.cpu()[sample.index]
+    several = (moments.counts[labels] > 1).nonzero().flatten()
+    rows = several[torch.linspace(0, len(several) - 1, min(len(several), SCALE_ROWS)).long()]
+    counts = moments.counts[labels[rows]].double()
+    means = moments.sums[labels[rows]] / counts[:, None]
+    q = ((unit(sample.features[rows].double()) - means) @ whiten).square().sum(1)
+    grown = counts / (counts - 1)
+    alone = grown.square() * q / (1 - kept * grown * q / float(moments.counts.sum())).clamp(min=1e-6)
+    deviation = float(alone.std(correction=0))
+    return deviation if deviation > 1e-6 * max(float(alone.mean()), 1.0) else 1.0
+
+
+def _length(x: Tensor, u: Tensor, mean: Tensor, slope: Tensor, centre: Tensor, deviation: Tensor) -> Tensor:
+    """Squared deviations of log |x| from what the direction u = x / |x| leads to expect: (B, D), (B, D) -> (B,)."""
+    expected = centre.to(x) + (u - mean.to(x)) @ slope.to(x)
+    return ((log_norm(x) - expected) / deviation.to(x)).square()
 
 
 def _nearest(z: Tensor, centres: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from dissensus.functional.fitted import FittedScore
 # others cannot, the scale of features, and needs little weight for that.
 DEFAULT_SCORE = "4*mahalanobis+2*ensemble_entropy+feature_norm"
 FALLBACK = "pds"  # of an ensemble without fitted scores
+DEFAULTS = (DEFAULT_SCORE, "gaussian", "mahalanobis", FALLBACK)  # without a score, the first that can be computed
 
 
 def score_names(score: str | Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -62,18 +63,19 @@ def expression(names: Sequence[str], weights: Sequence[float]) -> str:
     return "+".join(name if weight == 1 else f"{weight:.12g}*{name}".replace("e+", "e") for name, weight in pairs)
 
 
-def default_score(fitted: Container[str]) -> str:
-    """Return the default combination, if the ensemble has the fitted scores in it; else its first score, else pds."""
-    names, _ = score_names(DEFAULT_SCORE)
-    for choice in (names, names[:1]):
-        if all(name in fitted for name in choice if scores.is_fitted(name)):
-            return DEFAULT_SCORE if choice == names else choice[0]
-    return FALLBACK
+def default_score(fitted: Container[str], *, alone: bool = False) -> str:
+    """Return the first of `DEFAULTS` whose fitted scores the ensemble has.
 
-
-def first_score(fitted: Container[str]) -> str:
-    """Return the one score of a detector that is not calibrated, hence has nothing to combine scores by."""
-    return score_names(default_score(fitted))[0][0]
+    Args:
+        fitted: Names of the fitted scores at hand.
+        alone: Only single scores, which need no calibration samples to rank them by.
+    """
+    for choice in DEFAULTS:
+        names, _ = score_names(choice)
+        if len(names) == 1 or not alone:
+            if all(name in fitted for name in names if scores.is_fitted(name)):
+                return choice
+    raise AssertionError("the last default is a score of logits")
 
 
 def choose(score: str | Sequence[str] | None, fitted: Container[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
