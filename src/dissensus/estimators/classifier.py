@@ -162,8 +162,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         features = FeatureSet.from_arrays(x, labels[kept])
         options = TrainOptions(**{each.name: getattr(self, each.name) for each in OPTIONS}, seed=seed)
         train.fit(
-            ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(len(held_out)), progress=False,
-            fabric=fabric_on(self.device),
+            ensemble, features, self.method, options, sample_weight=weight, scores=self._fitted_names(len(held_out)),
+            progress=False, fabric=fabric_on(self.device),
         )  # fmt: skip
         names, weights = expressions.choose(self.score_name, ensemble.fitted)
         self.ensemble_, self.score_name_, self.threshold_ = ensemble.cpu(), expressions.expression(names, weights), None

@@ -27,7 +27,7 @@ HEADLINES = (
     "gaussian",
     "mahalanobis",
     "pds",
-)  # the score of summaries is the first of these that was measured
+)  # summaries show the first that was measured
 BASELINES = {"single_max_prob": "single + max softmax", "knn": "single + knn"}  # what users have without an ensemble
 # An ECE above this is worth a line. Networks that are trained for accuracy have 0.02 to 0.1 in distribution, so what is
 # above comes from the settings rather than from the data.

@@ -72,9 +72,8 @@ def default_score(fitted: Container[str], *, alone: bool = False) -> str:
     """
     for choice in DEFAULTS:
         names, _ = score_names(choice)
-        if len(names) == 1 or not alone:
-            if all(name in fitted for name in names if scores.is_fitted(name)):
-                return choice
+        if (len(names) == 1 or not alone) and all(name in fitted for name in names if scores.is_fitted(name)):
+            return choice
     raise AssertionError("the last default is a score of logits")
 
 
