@@ -127,7 +127,7 @@ def test_false_alarms_are_as_many_as_promised(score, size, calibrating):
     assert low <= (len(X) - size) * sum(rates) <= high
 
 
-@pytest.mark.parametrize("score", ["knn", "2*mahalanobis+pds", "vim+bma", None])
+@pytest.mark.parametrize("score", ["knn", "2*mahalanobis+pds", "vim+knn", None])
 def test_every_score_expression_works_and_survives_a_pickle(score, digits):
     X, y = digits
     classifier = quick(score_name=score).fit(X, y)

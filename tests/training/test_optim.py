@@ -44,7 +44,7 @@ def test_active_members_step_as_with_an_optimiser_of_their_own(name, vectors):
             torch.testing.assert_close(params[n][i], leaf.detach(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "adam-mini", "sgd"])
 def test_a_step_touches_nothing_of_the_others(name):
     params = {"w": torch.randn(4, 3)}
     optimiser = optim.create(name, params, 0.1, 0.1)
@@ -57,7 +57,7 @@ def test_a_step_touches_nothing_of_the_others(name):
         assert not torch.equal(value[2], before[key][2]), key
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "adam-mini", "sgd"])
 def test_gradients_may_lie_in_any_memory_order(name):
     """vmap makes transposed gradients; PyTorch's fused kernels would read them in memory order."""
     grad = torch.arange(6.0).view(1, 2, 3) + 1
@@ -67,6 +67,33 @@ def test_gradients_may_lie_in_any_memory_order(name):
     assert torch.equal(straight["w"], sideways["w"])
     with pytest.raises(DissensusError, match="must be contiguous; w is not"):
         optim.create(name, {"w": torch.zeros(1, 3, 2).transpose(1, 2)}, 0.1, 0.0)
+
+
+def test_adam_mini_shares_the_second_moment_of_a_row():
+    """Written out, for one active member of two; entries of a bias are rows of one, as with AdamW."""
+    generator = torch.Generator().manual_seed(0)
+    params = {
+        n: torch.randn(2, *shape, generator=generator) for n, shape in (("w", (4, 3)), ("k", (4, 2, 5)), ("b", (4,)))
+    }
+    expected = {n: value[1].double().clone() for n, value in params.items()}
+    mean, square = {n: 0.0 * v for n, v in expected.items()}, {n: torch.zeros(4).double() for n in expected}
+    bias = nn.Parameter(params["b"][1].clone())
+    theirs = torch.optim.AdamW([bias], lr=0.1, weight_decay=0.3)
+    ours = optim.create("adam-mini", params, 0.1, 0.3)
+    for t in range(1, 6):
+        grads = {n: torch.randn(1, *v.shape, generator=generator) for n, v in expected.items()}
+        for n, value in expected.items():
+            g = grads[n][0].double()
+            mean[n] = 0.9 * mean[n] + 0.1 * g
+            square[n] = 0.999 * square[n] + 0.001 * g.view(4, -1).square().mean(1)
+            size = (square[n] / (1 - 0.999**t)).sqrt().view(4, *[1] * (g.ndim - 1)) + 1e-8
+            value.mul_(1 - 0.1 * 0.3).sub_(0.1 * mean[n] / (1 - 0.9**t) / size)
+        bias.grad = grads["b"][0].clone()
+        theirs.step()
+        ours.step([1], grads)
+    for n, value in expected.items():
+        torch.testing.assert_close(params[n][1].double(), value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(params["b"][1], bias.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_factor_scales_the_learning_rate():

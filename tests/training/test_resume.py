@@ -108,7 +108,7 @@ def break_off_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["deep-ensemble", "diverse-hps", "a2d", "sed-divdis", "two-stage"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adam-mini", "sgd"])
 def test_every_method_resumes_exactly(method, optimizer, elsewhere, tmp_path, monkeypatch):
     train = blobs()
     options = {

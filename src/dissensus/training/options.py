@@ -111,7 +111,9 @@ class Hyperparameters:
         "share of the label that is spread over all classes",
         Rule("within [0, 1)", lambda value: 0 <= value < 1),
     )
-    optimizer: str = option("adamw", "adamw or sgd")
+    optimizer: str | None = option(
+        None, "adamw, adam-mini or sgd; by default adam-mini for linear tails, adamw for the others"
+    )
     schedule: Literal["cosine", "constant"] = option(
         "cosine", "the learning rate over time: cosine to zero, or constant"
     )
@@ -185,6 +187,7 @@ class TrainOptions(Hyperparameters):
         kept = {field.name: getattr(self, field.name) for field in fields(Hyperparameters)}
         filled = {
             "diversity": diversity, "active": active, "epochs": epochs, "batch_size": batch_size,
+            "optimizer": self.optimizer or ("adam-mini" if task.tail == "linear" else "adamw"),
             **{name: rate for name, rate in rates.items() if getattr(self, name) is None},
         }  # fmt: skip
         return Settings(method=method, members=members, precision=precision, **{**kept, **filled})  # type: ignore[arg-type]
@@ -204,7 +207,8 @@ class TrainOptions(Hyperparameters):
         from dissensus.functional.losses import REGULARISERS  # here: options load without PyTorch
         from dissensus.training import optim
 
-        optim.OPTIMISERS.check(self.optimizer)
+        if self.optimizer is not None:
+            optim.OPTIMISERS.check(self.optimizer)
         recipe, diversity, active = METHODS[method], self.diversity, self.active
         if recipe.members is not None and members != recipe.members:
             raise DissensusError(
@@ -249,6 +253,7 @@ class Settings(Hyperparameters):
     active: int
     epochs: int
     # with their rules again: run.json is checked by them
+    optimizer: str
     lr: float = option(None, "", ABOVE_0)
     batch_size: int = option(None, "", AT_LEAST_1)
     weight_decay: float = option(None, "", AT_LEAST_0)
