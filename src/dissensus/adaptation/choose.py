@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dissensus.adaptation.candidates import DEEP, INCUMBENT, SINGLE, Candidate, eligible
-from dissensus.adaptation.rank import Ranked, accuracy_gap
+from dissensus.adaptation.rank import Ranked
+from dissensus.functional.comparisons import accuracy_gap
 
 ACCURACY = 0.005  # how far below the most accurate ensemble a choice may be
 GAIN = 0.002  # the least gain of mean AUROC for which the default is left,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dissensus.functional import expressions
+from dissensus.functional.comparisons import placements
 
 INSIDE = "id"
 CLASSES = "classes"
@@ -105,21 +106,6 @@ def _means(values: Tensor, groups: Tensor) -> Tensor:
     return torch.bincount(at, weights=values) / torch.bincount(at)
 
 
-def placements(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of OOD samples above each ID sample, and of ID samples below each OOD one; ties count half.
-
-    (n,), (m,) -> (n,), (m,) float64; the mean of either is the AUROC.
-    """
-    return 1 - _below(outside, inside), _below(inside, outside)
-
-
-def _below(others: Tensor, scores: Tensor) -> Tensor:
-    """The share of `others` (m,) below each score (n,), ties counted half."""
-    ordered, scores = others.sort().values, scores.contiguous()
-    low = torch.searchsorted(ordered, scores).double()
-    return (low + torch.searchsorted(ordered, scores, right=True)) / (2 * len(others))
-
-
 def pool(folds: Sequence[Ranked]) -> Ranked:
     """The mean over folds, whose samples differ."""
     stand_ins = [name for name in folds[0].aurocs if all(name in fold.aurocs for fold in folds)]
@@ -134,9 +120,3 @@ def kinds_of(aurocs: Mapping[str, float]) -> dict[str, float]:
     for name, value in aurocs.items():
         by_kind.setdefault(kind_of(name), []).append(value)
     return {kind: sum(each) / len(each) for kind, each in by_kind.items()}
-
-
-def accuracy_gap(correct: Tensor, best: Tensor) -> tuple[float, float]:
-    """How much less accurate answers are than the best ones on the same samples, and the standard error: 0/1 (n,)."""
-    difference = best.double() - correct.double()
-    return float(difference.mean()), float(difference.std(correction=0)) / math.sqrt(len(difference))
