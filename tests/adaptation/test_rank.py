@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dissensus.adaptation.rank import Ranked, pool, rank
+from dissensus.adaptation.rank import pool, rank, shares
 from dissensus.functional import conformal
 from dissensus.functional.comparisons import placements
 
@@ -113,9 +113,43 @@ def test_the_spread_between_the_classes_left_out_adds_to_the_error():
     assert one.error(two) == pytest.approx(math.hypot(without, spread))
 
 
+def part(fold, *names):
+    """The values and samples of some sets."""
+    values, samples = fold
+    values = {score: {name: sets[name] for name in names} for score, sets in values.items()}
+    return values, {name: samples[name] for name in names}
+
+
+def pooled(score, folds, classes):
+    share = shares([[name for name in samples if name != "id"] for _, samples in folds])
+    return pool([rank(score, *fold, c, s) for fold, c, s in zip(folds, classes, share, strict=True)])
+
+
 def test_folds_are_pooled_as_independent():
     first, second = (rank("pds", *made(seed)) for seed in (0, 1))
-    both = pool([first, second])
+    both = pooled("pds", [made(0), made(1)], [None, None])
     assert both.mean == pytest.approx((first.mean + second.mean) / 2)
+    assert both.aurocs["speckle"] == pytest.approx((first.aurocs["speckle"] + second.aurocs["speckle"]) / 2)
     assert both.error() == pytest.approx(math.hypot(first.error(), second.error()) / 2)
-    assert isinstance(both, Ranked)
+
+
+def test_a_stand_in_is_averaged_over_the_folds_that_have_it():
+    """Mean, error and classes are of the same stand-ins."""
+    folds = [part(made(0), "id", "classes", "jigsaw"), part(made(1), "id", "jigsaw")]
+    by_class = torch.arange(15) % 5
+    both = pooled("pds", folds, [by_class, None])
+    classes = rank("pds", *part(made(0), "id", "classes"), by_class)
+    jigsaws = [rank("pds", *part(made(seed), "id", "jigsaw")) for seed in (0, 1)]
+    assert both.kinds == pytest.approx({"classes": classes.mean, "jigsaw": (jigsaws[0].mean + jigsaws[1].mean) / 2})
+    first = classes.influence / 2
+    first[:40] += jigsaws[0].influence / 4
+    assert both.influence.tolist() == pytest.approx([*first.tolist(), *(jigsaws[1].influence / 4).tolist()])
+    spread = float(classes.by_class.std()) / math.sqrt(5) / 2  # of two kinds
+    assert both.error() == pytest.approx(math.hypot(float(both.influence.square().sum()) ** 0.5, spread))
+
+
+def test_shares_sum_to_one():
+    first, second = shares([["jigsaw", "speckle"], ["classes", "jigsaw", "speckle", "box_blur"]])
+    assert first == pytest.approx({"jigsaw": 1 / 6, "speckle": 1 / 12})
+    assert second == pytest.approx({"classes": 1 / 3, "jigsaw": 1 / 6, "speckle": 1 / 12, "box_blur": 1 / 6})
+    assert sum([*first.values(), *second.values()]) == pytest.approx(1)
