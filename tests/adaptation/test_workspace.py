@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from dissensus import Detector
 from dissensus._core.errors import RunError
 from dissensus.adaptation import _tune as tune_module
+from dissensus.adaptation import trials
 from dissensus.adaptation.candidates import DEEP, INCUMBENT
 from dissensus.functional.expressions import DEFAULT_SCORE
-from dissensus.training import Run
+from dissensus.training import Run, fit, new_ensemble
 from tests.adaptation.tuning import picking, quiet, ticking, trained
 from tests.conftest import blobs
 
@@ -118,6 +120,23 @@ def test_a_run_of_another_command_is_left_alone(features, out):
     (out / "tuning").rename(out.parent / "elsewhere")
     with pytest.raises(RunError, match="holds a run that tune did not make"):
         quiet(features, out=out)
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_run_that_was_trained_beside_a_killed_search_is_left_alone(decided, features, out, monkeypatch):
+    def killed(*rest, **keywords):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_module if decided else trials, "fit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            quiet(features, out=out)
+    if decided:
+        (out / "tuning" / next(iter(os.listdir(out / "tuning"))) / "made").unlink()  # killed before that
+    fit(new_ensemble(features, 2), features, "deep-ensemble", out=out, progress=False)
+    with pytest.raises(RunError, match="holds another run" if decided else "holds a run that tune did not make"):
+        quiet(features, out=out)
+    assert Run.open(out).settings["method"] == "deep-ensemble"
 
 
 def test_another_version_is_another_tuning(features, out, monkeypatch):

@@ -189,7 +189,7 @@ def _finish(
     candidate = choice.candidate
     ensemble = candidate.ensemble(train, options.members, options.seed, options.norm)
     if out is not None:
-        replaced = workspace.set_aside(Path(out), work, _settings(candidate, ensemble, train, options.seed))
+        replaced = workspace.make_way(Path(out), work, _settings(candidate, ensemble, train, options.seed))
         if replaced is not None:
             options.notify(f"the run of another choice is in {replaced} now")
     options.notify(f"train {candidate.name} on all {len(train):,} samples")
