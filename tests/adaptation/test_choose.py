@@ -9,6 +9,7 @@ from dissensus.adaptation.candidates import DEEP, INCUMBENT, SINGLE, Candidate, 
 from dissensus.adaptation.choose import Entry, accurate, choose
 from dissensus.adaptation.rank import Ranked
 from dissensus.functional.expressions import DEFAULT_SCORE, score_names
+from dissensus.models import tails
 from tests.conftest import blobs
 
 SMOOTH = Candidate("deep-ensemble", label_smoothing=0.1)
@@ -40,18 +41,21 @@ def chosen(entries):
 def test_the_default_stays_without_a_gain():
     choice = choose(plain(), DEFAULT_SCORE)
     assert (choice.entry.candidate, choice.entry.score) == (INCUMBENT, DEFAULT_SCORE)
-    assert "keeps the default" in choice.reason
+    assert choice.reason.startswith(f"The default score is kept, sed-a2d with {DEFAULT_SCORE}: nothing has a higher")
 
 
 def test_a_gain_beyond_noise_is_taken():
-    assert chosen([*plain(), entry(INCUMBENT, OTHER, 0.92, noise=0.005)]) == (INCUMBENT, OTHER)
+    entries = [*plain(), entry(INCUMBENT, OTHER, 0.92, noise=0.005)]
+    assert chosen(entries) == (INCUMBENT, OTHER)
+    reason = choose(entries, DEFAULT_SCORE).reason
+    assert reason.startswith(f"Chosen: sed-a2d with {OTHER}, with a mean AUROC of 0.920 on the stand-ins, +0.020 ±")
 
 
-@pytest.mark.parametrize(("value", "noise"), [(0.92, 0.01), (0.9015, 0.0)], ids=["noise", "too small"])
-def test_a_gain_within_noise_is_not(value, noise):
+@pytest.mark.parametrize(("value", "noise", "why"), [(0.92, 0.01, "within noise"), (0.9015, 0.0, "too small")])
+def test_a_gain_within_noise_is_not(value, noise, why):
     entries = [*plain(), entry(INCUMBENT, OTHER, value, noise=noise)]
     assert chosen(entries) == (INCUMBENT, DEFAULT_SCORE)
-    assert "within noise" in choose(entries, DEFAULT_SCORE).reason
+    assert f", {why}." in choose(entries, DEFAULT_SCORE).reason
 
 
 def test_a_gain_that_costs_another_kind_is_not_taken():
@@ -108,6 +112,15 @@ def test_candidates_begin_with_the_default_and_suit_the_features():
     for each in made:
         each.options(0).suited(each.method)
         each.ensemble(blobs(), 3, 0)
+
+
+def test_an_mlp_is_not_tried_where_it_is_expensive(monkeypatch):
+    """Its cost grows with the number of classes."""
+    two, many = blobs(200, classes=2), blobs(200, classes=100)
+    parameters = [sum(p.numel() for p in tails.create("mlp", 6, c).parameters()) for c in (2, 100)]
+    monkeypatch.setattr("dissensus.adaptation.candidates.MLP_COST", 200 * parameters[1] - 1)
+    assert "mlp" in {each.tail for each in candidates(two)}
+    assert "mlp" not in {each.tail for each in candidates(many)}
 
 
 def test_expressions_begin_with_the_default_and_need_what_was_fitted():

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from dissensus.adaptation.rank import Ranked, accuracy_gap, placements, pool, rank
+from dissensus.adaptation.rank import pool, rank, shares
 from dissensus.functional import conformal
+from dissensus.functional.comparisons import placements
 
 SETS = {"id": 40, "classes": 15, "jigsaw": 12, "speckle": 12, "box_blur": 12}
 
 
-def made(seed=0, shift=1.0, ties=False):
+def made(seed=0, shift=1.0):
     """Values of three scores on ID samples and stand-ins; views are of the first ID samples."""
     random = np.random.default_rng(seed)
     values = {}
@@ -23,8 +24,6 @@ def made(seed=0, shift=1.0, ties=False):
             each: torch.from_numpy(random.normal(0 if each == "id" else shift, 1, count)).float()
             for each, count in SETS.items()
         }
-        if ties:
-            values[name] = {each: value.round() for each, value in values[name].items()}
     samples = {name: torch.arange(count) for name, count in SETS.items()}
     samples["classes"] = samples["classes"] + SETS["id"]
     return values, samples
@@ -32,17 +31,6 @@ def made(seed=0, shift=1.0, ties=False):
 
 def naive_auroc(inside, outside):
     return np.mean([[(o > i) + 0.5 * (o == i) for i in inside.tolist()] for o in outside.tolist()])
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_placements_equal_the_definition(ties):
-    values, _ = made(ties=ties)
-    inside, outside = values["pds"]["id"], values["pds"]["classes"]
-    of_id, of_ood = placements(inside, outside)
-    for i, value in zip(inside.tolist(), of_id.tolist(), strict=True):
-        assert value == pytest.approx(np.mean([(o > i) + 0.5 * (o == i) for o in outside.tolist()]))
-    assert float(of_id.mean()) == pytest.approx(naive_auroc(inside, outside))
-    assert float(of_ood.mean()) == pytest.approx(naive_auroc(inside, outside))
 
 
 def test_a_single_score_is_the_mean_over_both_halves():
@@ -125,17 +113,43 @@ def test_the_spread_between_the_classes_left_out_adds_to_the_error():
     assert one.error(two) == pytest.approx(math.hypot(without, spread))
 
 
+def part(fold, *names):
+    """The values and samples of some sets."""
+    values, samples = fold
+    values = {score: {name: sets[name] for name in names} for score, sets in values.items()}
+    return values, {name: samples[name] for name in names}
+
+
+def pooled(score, folds, classes):
+    share = shares([[name for name in samples if name != "id"] for _, samples in folds])
+    return pool([rank(score, *fold, c, s) for fold, c, s in zip(folds, classes, share, strict=True)])
+
+
 def test_folds_are_pooled_as_independent():
     first, second = (rank("pds", *made(seed)) for seed in (0, 1))
-    both = pool([first, second])
+    both = pooled("pds", [made(0), made(1)], [None, None])
     assert both.mean == pytest.approx((first.mean + second.mean) / 2)
+    assert both.aurocs["speckle"] == pytest.approx((first.aurocs["speckle"] + second.aurocs["speckle"]) / 2)
     assert both.error() == pytest.approx(math.hypot(first.error(), second.error()) / 2)
-    assert isinstance(both, Ranked)
 
 
-def test_accuracy_gap():
-    best, other = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 0, 1, 0])
-    gap, error = accuracy_gap(other, best)
-    assert gap == 0.25
-    assert error == pytest.approx(np.std([0, 1, 0, 0]) / 2)
-    assert accuracy_gap(best, best) == (0, 0)
+def test_a_stand_in_is_averaged_over_the_folds_that_have_it():
+    """Mean, error and classes are of the same stand-ins."""
+    folds = [part(made(0), "id", "classes", "jigsaw"), part(made(1), "id", "jigsaw")]
+    by_class = torch.arange(15) % 5
+    both = pooled("pds", folds, [by_class, None])
+    classes = rank("pds", *part(made(0), "id", "classes"), by_class)
+    jigsaws = [rank("pds", *part(made(seed), "id", "jigsaw")) for seed in (0, 1)]
+    assert both.kinds == pytest.approx({"classes": classes.mean, "jigsaw": (jigsaws[0].mean + jigsaws[1].mean) / 2})
+    first = classes.influence / 2
+    first[:40] += jigsaws[0].influence / 4
+    assert both.influence.tolist() == pytest.approx([*first.tolist(), *(jigsaws[1].influence / 4).tolist()])
+    spread = float(classes.by_class.std()) / math.sqrt(5) / 2  # of two kinds
+    assert both.error() == pytest.approx(math.hypot(float(both.influence.square().sum()) ** 0.5, spread))
+
+
+def test_shares_sum_to_one():
+    first, second = shares([["jigsaw", "speckle"], ["classes", "jigsaw", "speckle", "box_blur"]])
+    assert first == pytest.approx({"jigsaw": 1 / 6, "speckle": 1 / 12})
+    assert second == pytest.approx({"classes": 1 / 3, "jigsaw": 1 / 6, "speckle": 1 / 12, "box_blur": 1 / 6})
+    assert sum([*first.values(), *second.values()]) == pytest.approx(1)

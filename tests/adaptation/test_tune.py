@@ -1,8 +1,7 @@
-"""tune: from features, or images too, to a calibrated run; it resumes, keeps to its budget and refuses bad input."""
+"""tune: from features, or images too, to a calibrated run; it resumes and refuses bad input."""
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import numpy as np
@@ -10,82 +9,33 @@ import pandas as pd
 import pytest
 import torch
 
-from dissensus import Detector, FeatureSet, ImageSet, backbones, extract, tune
+from dissensus import Detector, FeatureSet, ImageSet
 from dissensus._core import documents
 from dissensus._core.errors import DataError, DissensusError, RunError
-from dissensus.adaptation import candidates, search, splits, trials
+from dissensus.adaptation import trials
+from dissensus.adaptation.candidates import Candidate
 from dissensus.adaptation.tuned import Tuning
 from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.training import Run
+from tests.adaptation.tuning import quiet, trained
 from tests.commands import refuse, run
 from tests.conftest import blobs
 from tests.damage import damages
 
-
-@pytest.fixture(autouse=True)
-def _few(monkeypatch):
-    """Fewer and shorter trainings."""
-    monkeypatch.setattr(splits, "FOLDS", 1)
-    from dissensus.training import options
-
-    monkeypatch.setattr(options, "UPDATES", 16)
-    monkeypatch.setattr(options, "PASSES", 4)
-    original = candidates.candidates
-    for module in (candidates, __import__("dissensus.adaptation._tune", fromlist=["x"])):
-        monkeypatch.setattr(module, "candidates", lambda features, norm=None: original(features, norm)[:5])
-
-
-@pytest.fixture(scope="module")
-def features():
-    return blobs(400, classes=5)
-
-
-@pytest.fixture(scope="module")
-def pictures():
-    """Images of three classes that a glance tells apart."""
-    random = np.random.default_rng(0)
-    labels = np.arange(180) % 3
-    pixels = random.integers(0, 60, (180, 24, 24, 3))
-    for i, label in enumerate(labels):
-        pixels[i, 8 * label : 8 * label + 8] += 150
-    return ImageSet.from_arrays(pixels.astype(np.uint8), labels)
-
-
-@pytest.fixture(scope="module")
-def extracted(pictures, tmp_path_factory):
-    backbone = backbones.create("test_vit", "random", layers=1, size=32)
-    return extract(pictures, backbone, tmp_path_factory.mktemp("f") / "features", workers=0, progress=False)
-
-
-def quiet(features, **options):
-    return tune(features, **{"members": 3, "progress": False, **options})
-
-
-def trained(monkeypatch):
-    """Trainings from now on, by method."""
-    from dissensus.adaptation import _tune
-
-    seen, original = [], trials.fit
-
-    def counting(ensemble, features, method, *rest, **keywords):
-        seen.append(method)
-        return original(ensemble, features, method, *rest, **keywords)
-
-    monkeypatch.setattr(trials, "fit", counting)
-    monkeypatch.setattr(_tune, "fit", counting)
-    return seen
+pytestmark = pytest.mark.usefixtures("few")
 
 
 def test_features_alone(features):
     tuned = quiet(features)
     assert tuned.document.stand_ins == ("classes",)
-    assert tuned.method in ("sed-a2d", "deep-ensemble", "single")
     assert "mahalanobis" in tuned.score
     assert tuned.detector.threshold is not None
     assert set(tuned.options) == {"diversity", "label_smoothing", "norm", "tail"}
     assert tuned.reason in repr(tuned)
     frame = tuned.frame
-    assert frame["chosen"].sum() == 1
+    (row,) = frame[frame["chosen"]].to_dict("records")
+    assert row["ensemble"] == Candidate(tuned.method, **tuned.options).name
+    assert (row["score"], row["share"]) == (tuned.score, 1)
     assert set(frame["share"]) == {0.25, 1.0}
     default = frame[(frame["ensemble"] == "sed-a2d") & (frame["score"] == DEFAULT_SCORE) & (frame["share"] == 1)]
     assert default["gain"].item() == 0
@@ -103,17 +53,20 @@ def test_the_same_seed_gives_the_same_choice_and_weights(features):
 def test_calibration_samples_are_never_trained_on(features, monkeypatch):
     from dissensus.adaptation import _tune
 
-    fitted, original = [], trials.fit
+    fitted, scored, original = [], [], trials.fit
     for module in (trials, _tune):
         monkeypatch.setattr(
             module, "fit", lambda ensemble, x, *r, **k: (fitted.append(x), original(ensemble, x, *r, **k))[1]
         )
+    fit_scores = trials.fit_scores
+    monkeypatch.setattr(trials, "fit_scores", lambda e, x, *r: (scored.append(x), fit_scores(e, x, *r))[1])
     calibrated, calibrate = [], Detector.calibrate
     monkeypatch.setattr(Detector, "calibrate", lambda self, x, *r: (calibrated.append(x), calibrate(self, x, *r))[1])
     quiet(features)
     (held,) = calibrated
     assert len(held) == 80
-    for part in fitted:
+    assert scored
+    for part in [*fitted, *scored]:
         assert not set(held._index.tolist()) & set(part._index.tolist())
     assert len(fitted[-1]) == 320, "the winner is trained on everything else"
 
@@ -191,22 +144,6 @@ def test_odd_features_are_tuned(made):
     assert tuned.detector.predict(features).score.isfinite().all()
 
 
-def test_a_budget_ends_the_search_with_the_default_at_hand(features, monkeypatch):
-    ticks = itertools.count(step=100)
-    monkeypatch.setattr(search.Clock, "passed", property(lambda self: next(ticks)))
-    tuned = quiet(features, budget=450)
-    assert "The budget ended the search after 4 of 8 trainings." in tuned.reason
-    assert tuned.method == "sed-a2d"
-    assert tuned.frame["ensemble"].nunique() == 4
-    assert set(tuned.frame["share"]) == {0.25}
-
-
-def test_a_budget_too_small_is_one_line(features):
-    with pytest.raises(DissensusError, match=r"must cover the training of the winner, about .* s here") as caught:
-        quiet(features, budget=0.001)
-    assert "\n" not in str(caught.value)
-
-
 def bad(**options):
     return lambda features: (features, options)
 
@@ -273,9 +210,6 @@ def test_a_damaged_tuning_is_one_line(features, tmp_path):
             line = str(error)
         assert "\n" not in line, (field, what)
         assert line or what not in ("removed", "null") or field.startswith(("lines.0.aurocs", "choice")), (field, what)
-    path.write_text("{}")
-    with pytest.raises(RunError, match=r"tuning\.json is damaged .* remove .* to choose again"):
-        quiet(features, out=tmp_path / "run")
 
 
 def test_the_command(features, tmp_path, capsys):
@@ -285,7 +219,7 @@ def test_the_command(features, tmp_path, capsys):
     code, text, messages = run(capsys, *arguments)
     assert code == 0, messages
     assert "gain" in text
-    assert "default" in text
+    assert "The default score is kept" in text or "Chosen: " in text
     assert "tune 1/8: sed-a2d, a quarter" in messages
     assert "left" in messages
     assert Tuning.model_validate_json((out / "tuning.json").read_bytes()).budget == 600

@@ -1,4 +1,4 @@
-"""What is tried: a short list of ensembles, and for each the scores and combinations of scores."""
+"""Candidates: the ensembles to try, and the scores and combinations of scores for each."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def candidates(features: FeatureSet, norm: str | None = None) -> list[Candidate]
     tail = (new_ensemble(features, 1).about or {}).get("name")
     if tail == "linear" and len(features.shape) == 1:
         several += [Candidate("deep-ensemble", norm=each) for each in ("layer", "none", "l2") if each != (norm or "l2")]
-        parameters = sum(p.numel() for p in tails.create("mlp", features.width, 2).parameters())
+        classes = max(2, len(features.classes))
+        parameters = sum(p.numel() for p in tails.create("mlp", features.width, classes).parameters())
         if len(features) * parameters <= MLP_COST:
             several.append(Candidate("deep-ensemble", norm="l2", tail="mlp"))
     return several
@@ -85,8 +86,6 @@ def candidates(features: FeatureSet, norm: str | None = None) -> list[Candidate]
 
 def expressions(fitted: tuple[str, ...]) -> list[str]:
     """The scores and combinations to try, the default first, given the names of scores that could be fitted.
-
-    The default is `default_score` of these.
 
     The length of features is in the combinations if it is in the default: no stand-in has features of another scale,
     so nothing measures what it is good for.

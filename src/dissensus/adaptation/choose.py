@@ -1,4 +1,4 @@
-"""The choice: which ensemble with which score, and whether less would do."""
+"""The choice: which ensemble with which score, and whether a simpler model is as good."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dissensus.adaptation.candidates import DEEP, INCUMBENT, SINGLE, Candidate, eligible
-from dissensus.adaptation.rank import Ranked, accuracy_gap
+from dissensus.adaptation.rank import Ranked
+from dissensus.functional.comparisons import accuracy_gap
 
 ACCURACY = 0.005  # how far below the most accurate ensemble a choice may be
 GAIN = 0.002  # the least gain of mean AUROC for which the default is left,
@@ -94,12 +95,15 @@ def _gains(entry: Entry, base: Entry) -> bool:
 
 def _why(chosen: Entry, base: Entry, default: Entry, best: Entry) -> str:
     if chosen is not base:
-        text = f"It takes {chosen.name}: mean AUROC {chosen.ranked.mean:.3f} on the stand-ins, {_versus(chosen, base)}."
+        text = (
+            f"Chosen: {chosen.name}, with a mean AUROC of {chosen.ranked.mean:.3f} on the stand-ins, "
+            f"{_versus(chosen, base)}."
+        )
     elif best is base:
-        text = f"It keeps the default score, {base.name}: nothing has a higher mean AUROC ({base.ranked.mean:.3f})."
+        text = f"The default score is kept, {base.name}: nothing has a higher mean AUROC ({base.ranked.mean:.3f})."
     else:
         text = (
-            f"It keeps the default score, {base.name} ({base.ranked.mean:.3f}): the best other gain, of {best.name}, "
+            f"The default score is kept, {base.name} ({base.ranked.mean:.3f}): the best other gain, of {best.name}, "
             f"is {best.ranked.mean - base.ranked.mean:+.3f} ± {best.ranked.error(base.ranked):.3f}, {_but(best, base)}."
         )
     if base is not default:
@@ -114,7 +118,9 @@ def _but(best: Entry, base: Entry) -> str:
     """Why a higher mean is not enough."""
     drops = {kind: base.ranked.kinds[kind] - value for kind, value in best.ranked.kinds.items()}
     worst = max(drops, key=lambda kind: drops[kind])
-    return f"but it loses {drops[worst]:.3f} on {worst}" if drops[worst] > DROP else "within noise"
+    if drops[worst] > DROP:
+        return f"but it loses {drops[worst]:.3f} on {worst}"
+    return "too small" if best.ranked.mean - base.ranked.mean < GAIN else "within noise"
 
 
 def _versus(chosen: Entry, base: Entry) -> str:

@@ -1,21 +1,23 @@
 """Ranking: the AUROC of a score on every stand-in, and how far two scores differ beyond noise.
 
 The noise of a difference of AUROCs follows from the influence of each sample (DeLong et al., 1988): the placement of
-an ID sample among the OOD samples, and the reverse. A sample that plays several parts, an ID image and its jigsaw, has
-the sum of its influences, so that the parts need not be independent. Scores are compared on the same samples. Which
+an ID sample among the OOD samples, and the reverse. A sample used in several roles, such as an ID image and its jigsaw,
+has the sum of its influences, so that the roles need not be independent. Scores are compared on the same samples. Which
 classes were left out is chance as well: the spread between them adds to the noise.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dissensus.functional import expressions
+from dissensus.functional.comparisons import placements
 
 INSIDE = "id"
 CLASSES = "classes"
@@ -32,7 +34,7 @@ class Ranked:
     Attributes:
         aurocs: stand-in -> AUROC.
         kinds: kind of stand-in -> mean AUROC of its stand-ins.
-        influence: (S,) of each sample on the mean over the kinds; sums to 0.
+        influence: (S,) of each sample on the mean over the kinds, of a fold on that over all folds; sums to 0.
         by_class: (K,) AUROC on each class that was left out; empty if unknown.
     """
 
@@ -61,17 +63,35 @@ def kind_of(stand_in: str) -> str:
     return stand_in if stand_in in (CLASSES, "jigsaw") else CORRUPTIONS
 
 
-def rank(score: str, values: Values, samples: Mapping[str, Tensor], classes: Tensor | None = None) -> Ranked:
+def shares(folds: Sequence[Collection[str]]) -> list[dict[str, float]]:
+    """The weight of each stand-in of each fold in the mean over kinds; the weights sum to 1.
+
+    Kinds have equal weight, in a kind its stand-ins, and of a stand-in the folds that have it.
+    """
+    names = dict.fromkeys(itertools.chain(*folds))
+    kinds = [kind_of(name) for name in names]
+    weights = {name: 1 / (len(set(kinds)) * kinds.count(kind_of(name))) for name in names}
+    return [{name: weights[name] / sum(name in each for each in folds) for name in fold} for fold in folds]
+
+
+def rank(
+    score: str,
+    values: Values,
+    samples: Mapping[str, Tensor],
+    classes: Tensor | None = None,
+    share: Mapping[str, float] | None = None,
+) -> Ranked:
     """Rank a score, or a combination as a detector combines it, on the stand-ins of one fold.
 
     Combinations compare with the scores of half of the ID samples, and are measured on the other half; then the halves
-    change places, and the AUROCs are averaged. Single scores are measured in the same way.
+    are swapped, and the AUROCs are averaged. Single scores are measured in the same way.
 
     Args:
         score: A score expression.
         values: The values of its scores on each set.
         samples: Set -> (n,), the number of the sample behind each value, 0 to S - 1.
         classes: (n,), the class of each sample of the stand-in "classes".
+        share: The weight of each stand-in in the mean, see `shares`; None: this is the only fold.
     """
     names, weights = expressions.score_names(score)
     outside = [name for name in values[names[0]] if name != INSIDE]
@@ -80,8 +100,7 @@ def rank(score: str, values: Values, samples: Mapping[str, Tensor], classes: Ten
     halves = order[::2], order[1::2]
     aurocs = dict.fromkeys(outside, 0.0)
     influence = torch.zeros(1 + max(int(at.max()) for at in samples.values()), dtype=torch.float64)
-    kinds = [kind_of(name) for name in outside]
-    share = {name: 1 / (len(set(kinds)) * kinds.count(kind)) for name, kind in zip(outside, kinds, strict=True)}
+    share = shares([outside])[0] if share is None else share
     by_class = torch.zeros(0 if classes is None else len(torch.unique(classes)), dtype=torch.float64)
     for reference, test in (halves, halves[::-1]):
         references = [values[name][INSIDE][reference].float().sort().values for name in names]
@@ -105,27 +124,13 @@ def _means(values: Tensor, groups: Tensor) -> Tensor:
     return torch.bincount(at, weights=values) / torch.bincount(at)
 
 
-def placements(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of OOD samples above each ID sample, and of ID samples below each OOD one; ties count half.
-
-    (n,), (m,) -> (n,), (m,) float64; the mean of either is the AUROC.
-    """
-    return 1 - _below(outside, inside), _below(inside, outside)
-
-
-def _below(others: Tensor, scores: Tensor) -> Tensor:
-    """The share of `others` (m,) below each score (n,), ties counted half."""
-    ordered, scores = others.sort().values, scores.contiguous()
-    low = torch.searchsorted(ordered, scores).double()
-    return (low + torch.searchsorted(ordered, scores, right=True)) / (2 * len(others))
-
-
 def pool(folds: Sequence[Ranked]) -> Ranked:
-    """The mean over folds, whose samples differ."""
-    stand_ins = [name for name in folds[0].aurocs if all(name in fold.aurocs for fold in folds)]
-    aurocs = {name: sum(fold.aurocs[name] for fold in folds) / len(folds) for name in stand_ins}
-    influence = torch.cat([fold.influence for fold in folds]) / len(folds)
-    return Ranked(aurocs, kinds_of(aurocs), influence, torch.cat([fold.by_class for fold in folds]))
+    """The mean over folds, whose samples differ; of a stand-in, over the folds that have it. Rank with `shares`."""
+    names = dict.fromkeys(itertools.chain(*(fold.aurocs for fold in folds)))
+    values = {name: [fold.aurocs[name] for fold in folds if name in fold.aurocs] for name in names}
+    aurocs = {name: sum(each) / len(each) for name, each in values.items()}
+    influence, by_class = torch.cat([f.influence for f in folds]), torch.cat([f.by_class for f in folds])
+    return Ranked(aurocs, kinds_of(aurocs), influence, by_class)
 
 
 def kinds_of(aurocs: Mapping[str, float]) -> dict[str, float]:
@@ -134,9 +139,3 @@ def kinds_of(aurocs: Mapping[str, float]) -> dict[str, float]:
     for name, value in aurocs.items():
         by_kind.setdefault(kind_of(name), []).append(value)
     return {kind: sum(each) / len(each) for kind, each in by_kind.items()}
-
-
-def accuracy_gap(correct: Tensor, best: Tensor) -> tuple[float, float]:
-    """How much less accurate answers are than the best ones on the same samples, and the standard error: 0/1 (n,)."""
-    difference = best.double() - correct.double()
-    return float(difference.mean()), float(difference.std(correction=0)) / math.sqrt(len(difference))

@@ -7,18 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from dissensus._core.errors import DissensusError
 from dissensus.adaptation.candidates import ALWAYS, INCUMBENT, Candidate, eligible, expressions
 from dissensus.adaptation.choose import Choice, Entry, accurate, choose
-from dissensus.adaptation.rank import CLASSES, INSIDE, Ranked, pool, rank
+from dissensus.adaptation.rank import CLASSES, INSIDE, Ranked, pool, rank, shares
 from dissensus.adaptation.splits import Rows
-from dissensus.adaptation.trials import Bench, planned
+from dissensus.adaptation.trials import FITTED, Bench, Trial, planned, short_fit
 from dissensus.features import FeatureSet
-from dissensus.training import fit
 
 SHORT, FULL = 0.25, 1.0  # shares of a full training: the rungs
 PROBE = 8  # batches that a training is timed by
+NO_TIME = "The default is kept: the budget ended before any ensemble was fully trained."
 
 
 class Clock:
@@ -38,7 +39,7 @@ class Clock:
         """Seconds since the start."""
         return time.monotonic() - self.start
 
-    def reserve(self, features: FeatureSet, members: int, seed: int) -> None:
+    def reserve(self, features: FeatureSet, members: int, seed: int, norm: str | None = None) -> None:
         """Set aside the time for the winner's training, by that of a few batches.
 
         Raises:
@@ -46,13 +47,12 @@ class Clock:
         """
         if self.budget is None:
             return
-        settings = planned(INCUMBENT, INCUMBENT.ensemble(features, members, seed), features, seed)
-        part = features.subset(torch.arange(min(len(features), PROBE * settings.batch_size)))
+        settings = planned(INCUMBENT, INCUMBENT.ensemble(features, members, seed, norm), features, seed)
+        part = features.subset(_some(features, PROBE * settings.batch_size))
         seconds = []
         for _ in range(2):  # the first warms up
             start = time.monotonic()
-            ensemble = INCUMBENT.ensemble(features, members, seed)
-            fit(ensemble, part, INCUMBENT.method, INCUMBENT.options(seed, epochs=1), scores=(), progress=False)
+            short_fit(INCUMBENT, INCUMBENT.ensemble(features, members, seed, norm), part, 1, seed)
             seconds.append(time.monotonic() - start)
         fitted = features.width**2 * (len(features) + 10 * features.width) / 1e10  # scores: products and eigenvectors
         self.reserved = 1.2 * (min(seconds) * len(features) / len(part) * settings.epochs + fitted)
@@ -89,6 +89,8 @@ class Search:
         """Measure candidates until all is done or the budget is used up."""
         half = max(len(ALWAYS), math.ceil(len(candidates) / 2))
         self.total = len(candidates) + half
+        if not self.clock.allows(0):
+            return
         for number in range(len(self.bench.folds)):
             self.bench.distances(number)  # here: not part of the first candidate's time
         waiting = [(c, SHORT) for c in candidates] + [(c, FULL) for c in candidates[:half]]
@@ -126,40 +128,56 @@ class Search:
         return True
 
     def _expected(self, candidate: Candidate, share: float) -> float:
-        """Seconds that a trial will take: as its shorter training, or as the others."""
+        """Seconds that a trial will take: as its shorter training, as the others, or as the winner's in every fold."""
         if (candidate, SHORT) in self._cost:
             return self._cost[candidate, SHORT] * share / SHORT
         costs = [cost * share / known for (_, known), cost in self._cost.items()]
-        return sum(costs) / len(costs) if costs else 0.0
+        return sum(costs) / len(costs) if costs else self.clock.reserved * share * len(self.bench.folds)
+
+    def _fitted(self) -> tuple[str, ...]:
+        """The scores of features that could be fitted in every fold."""
+        folds = [self.bench.distances(number) for number in range(len(self.bench.folds))]
+        return tuple(name for name in FITTED if all(name in values for values in folds))
 
     def _measure(self, candidate: Candidate, share: float) -> list[Entry]:
-        trials, ranked = [], dict[str, list[Ranked]]()
+        trials: list[Trial] = []
+        ranked: dict[str, list[Ranked]] = {score: [] for score in expressions(self._fitted())}
+        weights = shares([[name for name in sets if name != INSIDE] for sets in self.bench.sets])
         for number, places in enumerate(self.views):
             trial = self.bench.trial(candidate, number, share, self.progress)
-            distances = self.bench.distances(number)
-            values = {**distances, **trial.values}
+            values = {**self.bench.distances(number), **trial.values}
             count = len(trial.correct)
             samples = {name: torch.from_numpy(places) for name in values["pds"] if name not in (INSIDE, CLASSES)}
             samples[INSIDE] = torch.arange(count)
             classes = self.bench.left_out(number)
             if classes is not None:
                 samples[CLASSES] = count + torch.arange(len(classes))
-            for score in expressions(tuple(distances)):
-                ranked.setdefault(score, []).append(rank(score, values, samples, classes))
+            for score, each in ranked.items():
+                each.append(rank(score, values, samples, classes, weights[number]))
             trials.append(trial)
         correct, seconds = torch.cat([t.correct for t in trials]), sum(t.seconds for t in trials)
         return [Entry(candidate, score, pool(each), correct, seconds, share) for score, each in ranked.items()]
 
     def choose(self) -> Choice | None:
-        """Choose among full trainings; without any keep the default; None without stand-ins."""
+        """Choose among full trainings; without any keep the default; None if nothing was measured."""
         shares = [e.share for e in self.entries if e.candidate == INCUMBENT]
         if not shares:
             return None
-        default = expressions(tuple(self.bench.distances(0)))[0]
+        default = expressions(self._fitted())[0]
         if FULL in shares:
             return choose([e for e in self.entries if e.share == FULL], default)
         usual = next(e for e in self.entries if (e.candidate, e.score) == (INCUMBENT, default))
-        return Choice(usual, usual, "It keeps the default: there was no time to train it, or another, to the end.")
+        return Choice(usual, usual, NO_TIME)
+
+
+def _some(features: FeatureSet, count: int) -> Tensor:
+    """At most so many rows, at random, of two classes at least: the rows of a class may be adjacent."""
+    assert features.labels is not None
+    rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
+    classes = features.labels[rows]
+    other = int((classes != classes[0]).nonzero()[0])
+    rows[[1, other]] = rows[[other, 1]]
+    return rows[:count].sort().values
 
 
 def _time(seconds: float) -> str:

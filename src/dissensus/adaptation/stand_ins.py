@@ -12,6 +12,7 @@ from dissensus._core.errors import DataError
 from dissensus.adaptation.splits import Fold, Rows
 from dissensus.features import FeatureSet, extract
 from dissensus.features.extraction import bad_names, one_line
+from dissensus.features.store import Store
 from dissensus.images import ImageSet
 from dissensus.images.standins import STAND_INS
 
@@ -67,8 +68,9 @@ def extract_views(
     seed: int,
     progress: bool,
     notify: Callable[[str], None],
+    has_time: Callable[[], bool] = lambda: True,
 ) -> dict[str, FeatureSet]:
-    """Extract every view of these rows; what a folder holds already is kept.
+    """Extract every view of these rows, or as many as there is time for; what a folder holds already is kept.
 
     Raises:
         DissensusError: If the backbone is not available, or an image cannot be read.
@@ -76,7 +78,9 @@ def extract_views(
     backbone = backbones.restore(features.provenance["backbone"])
     engine, views = str(features.provenance.get("engine", "eager")), {}
     for view in STAND_INS:
-        if not (folder / view / "index.json").exists():
+        if not Store(folder / view).finished:
+            if not has_time():
+                break
             notify(f"stand-in {view}: {len(rows)} images")
         # strict: every view must have the same rows
         views[view] = extract(

@@ -20,9 +20,8 @@ from dissensus._core.files import make_folder
 from dissensus.adaptation.candidates import DISTANCES, LENGTH, LOGITS, Candidate
 from dissensus.adaptation.rank import CLASSES, INSIDE
 from dissensus.adaptation.splits import Fold
-from dissensus.evaluation.predictions import batch_size
+from dissensus.evaluation.predictions import Predictions, predict
 from dissensus.features import FeatureSet
-from dissensus.functional import aggregates, scores
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import Settings, fit, fit_scores
 from dissensus.training.options import Task
@@ -43,14 +42,14 @@ class Trial:
 
 @dataclass
 class Store:
-    """Finished trials, in a folder or in memory."""
+    """Finished trials, in a folder."""
 
-    folder: Path | None
+    folder: Path
     _known: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def get(self, key: str) -> dict[str, Tensor] | None:
         """The tensors under a key; None if there are none, or the file is damaged."""
-        if key not in self._known and self.folder is not None and (self.folder / f"{key}.safetensors").exists():
+        if key not in self._known and (self.folder / f"{key}.safetensors").exists():
             try:
                 self._known[key] = tensors.read(self.folder / f"{key}.safetensors", remedy="it is made again")
             except RunError:  # made again
@@ -60,9 +59,8 @@ class Store:
     def put(self, key: str, values: dict[str, Tensor]) -> None:
         """Keep tensors under a key."""
         self._known[key] = values
-        if self.folder is not None:
-            make_folder(self.folder)
-            tensors.write(self.folder / f"{key}.safetensors", values)
+        make_folder(self.folder)
+        tensors.write(self.folder / f"{key}.safetensors", values)
 
 
 def key_of(*facts: Any) -> str:
@@ -78,9 +76,9 @@ class Bench:
         folds: How to divide them.
         views: Per fold, stand-ins made of images.
         store: Where trials are kept.
-        members: Of every ensemble.
+        members: Number of members of every ensemble.
         seed: Decides initial weights and batches.
-        norm: Of candidates that say nothing about it; None: the tail's default.
+        norm: Norm of candidates that do not set one; None: the tail's default.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Bench:
     ) -> None:
         self.norm = norm
         self.features, self.folds, self.store, self.members, self.seed = features, folds, store, members, seed
-        self.sets = [self._sets(fold, made) for fold, made in zip(folds, views, strict=True)]
+        self.sets = [self._sets(fold, by_name) for fold, by_name in zip(folds, views, strict=True)]
 
     def _sets(self, fold: Fold, views: Mapping[str, FeatureSet]) -> dict[str, FeatureSet]:
         sets = {INSIDE: fold.relabelled(self.features, fold.inside)}
@@ -116,7 +114,7 @@ class Bench:
             train = fold.relabelled(self.features, fold.fit)
             carrier = Candidate("single").ensemble(train, 1, self.seed)
             fit_scores(carrier, train, FITTED)
-            kept = self._scored(carrier, number, tuple(carrier.fitted))
+            kept = _by_key(self._predictions(carrier, number, tuple(carrier.fitted)))
             self.store.put(key, kept)
         return _nested(kept)
 
@@ -134,8 +132,11 @@ class Bench:
         if kept is None:
             start = time.monotonic()
             ensemble = self._trained(candidate, number, share, progress)
-            kept = self._scored(ensemble, number, LOGITS)
-            kept[CORRECT] = self._correct(ensemble, self.sets[number][INSIDE])
+            predictions = self._predictions(ensemble, number, LOGITS)
+            kept = _by_key(predictions)
+            labels = self.sets[number][INSIDE].labels
+            assert labels is not None
+            kept[CORRECT] = predictions[INSIDE].prediction == labels
             kept[SECONDS] = torch.tensor(time.monotonic() - start, dtype=torch.float64)
             self.store.put(key, kept)
         values = {name: value for name, value in kept.items() if name not in (CORRECT, SECONDS)}
@@ -146,41 +147,37 @@ class Bench:
         train = fold.relabelled(self.features, fold.fit)
         ensemble = candidate.ensemble(train, self.members, self.seed, self.norm)
         settings = planned(candidate, ensemble, train, self.seed)
-        options = candidate.options(self.seed, epochs=max(1, round(share * settings.epochs)))
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DissensusWarning
-            )  # such as that a short training could go on: it is meant to be short
-            fit(ensemble, train, candidate.method, options, scores=(), progress=progress)
+        short_fit(candidate, ensemble, train, max(1, round(share * settings.epochs)), self.seed, progress)
         return ensemble
 
-    def _scored(self, ensemble: Ensemble, number: int, names: Sequence[str]) -> dict[str, Tensor]:
-        """The values of scores on the sets of a fold, as SCORE.SET."""
-        return {
-            f"{score}.{name}": value
-            for name, each in self.sets[number].items()
-            for score, value in self._values(ensemble, each, names).items()
-        }
+    def _predictions(self, ensemble: Ensemble, number: int, names: Sequence[str]) -> dict[str, Predictions]:
+        """The ensemble's predictions and scores on each set of a fold."""
+        return {name: predict(ensemble, each, names, labelled=False) for name, each in self.sets[number].items()}
 
-    @torch.inference_mode()
-    def _values(self, ensemble: Ensemble, features: FeatureSet, names: Sequence[str]) -> dict[str, Tensor]:
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
-        for x, _ in features.batches(batch_size(ensemble, features.shape)):
-            logits = ensemble(x)
-            for name in names:
-                parts[name].append(scores.compute(name, logits, x, ensemble.fitted).float())
-        return {name: torch.cat(each) for name, each in parts.items()}
 
-    @torch.inference_mode()
-    def _correct(self, ensemble: Ensemble, features: FeatureSet) -> Tensor:
-        assert features.labels is not None
-        batches = features.batches(batch_size(ensemble, features.shape))
-        return torch.cat([aggregates.prediction(ensemble(x)).argmax(-1) for x, _ in batches]) == features.labels
+def short_fit(
+    candidate: Candidate, ensemble: Ensemble, features: FeatureSet, epochs: int, seed: int, progress: bool = False
+) -> None:
+    """Train for so many epochs, without fitted scores.
+
+    Warnings are not shown, such as that the training could go on: it is meant to be short.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DissensusWarning)
+        options = candidate.options(seed, epochs=epochs)
+        fit(ensemble, features, candidate.method, options, scores=(), progress=progress)
 
 
 def planned(candidate: Candidate, ensemble: Ensemble, features: FeatureSet, seed: int) -> Settings:
     """The settings of a full training."""
     return candidate.options(seed).resolve(candidate.method, len(ensemble), Task.of(ensemble, features))
+
+
+def _by_key(predictions: Mapping[str, Predictions]) -> dict[str, Tensor]:
+    """Set -> predictions as SCORE.SET -> value."""
+    return {
+        f"{score}.{name}": value.float() for name, each in predictions.items() for score, value in each.scores.items()
+    }
 
 
 def _nested(values: Mapping[str, Tensor]) -> Measured:

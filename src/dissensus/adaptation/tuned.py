@@ -59,13 +59,18 @@ class Tuning(Document):
     """tuning.json."""
 
     format: Literal["dissensus-tuning-1"] = "dissensus-tuning-1"
-    plan: str  # digest of data, members and seed
+    plan: str  # digest of data, options and version
     choice: Chosen
     reason: str
     stand_ins: tuple[str, ...]
     budget: Annotated[float, Field(gt=0)] | None
+    stopped: bool  # whether the budget ended the search
     seconds: float  # that the search took
     lines: tuple[Line, ...]
+
+    def goes_on(self, budget: float | None) -> bool:
+        """Whether the budget ended the search, and this one is larger."""
+        return self.stopped and (budget is None or self.budget is None or budget > self.budget)
 
 
 def lines_of(entries: Sequence[Entry], choice: Choice) -> list[Line]:
@@ -158,7 +163,7 @@ class Tuned:
 
     @property
     def reason(self) -> str:
-        """Why this was chosen, and whether less would do."""
+        """Why this was chosen, and whether a simpler model is as good."""
         return self.document.reason
 
     @property

@@ -1,24 +1,28 @@
 """The folder of a tuning.
 
-tuning/PLAN/           stand-ins and finished trials; PLAN is a digest of what they depend on
+tuning/PLAN/           stand-ins, finished trials and replaced runs; PLAN is a digest of what they depend on
 tuning.csv             all candidates
-tuning.json            the choice, which is made once; the run is beside it
+tuning.json            the choice; the run is beside it
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from dissensus._core import documents
 from dissensus._core.errors import RunError
-from dissensus._core.files import is_temporary, make_folder, replacing
+from dissensus._core.files import cannot_write, is_temporary, make_folder, replacing
 from dissensus._core.locks import locked
 from dissensus.adaptation.tuned import DOCUMENT, TABLE, WORK, Tuning, frame_of
-from dissensus.training.run import INFO, TUNING
+from dissensus.training.run import INFO, TUNING, Run
+
+MARK = "made"  # in the work folder: the run is of `tune`
 
 
 @contextlib.contextmanager
@@ -31,17 +35,17 @@ def claimed(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
-    if (folder / INFO).exists() and not (folder / DOCUMENT).exists():
-        raise RunError(f"{folder} holds a run that tune did not make; choose another --out, or remove it yourself")
+    work = folder / WORK / plan
     known = (folder / INFO).exists() or not folder.is_dir()
     if not known and any(not is_temporary(path.name) and path.name not in TUNING for path in folder.iterdir()):
         raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
-    work = folder / WORK / plan
     if (folder / WORK).is_dir() and not work.is_dir():
         raise RunError(
-            f"{folder} holds another tuning, of other data, members, seed or version; choose another --out, or remove "
-            "it yourself"
+            f"{folder} holds another tuning, of other data, options or version; choose another --out, or remove it "
+            "yourself"
         )
+    if (folder / INFO).exists() and not (folder / DOCUMENT).exists() and not (work / MARK).exists():
+        raise RunError(f"{folder} holds a run that tune did not make; choose another --out, or remove it yourself")
     make_folder(work)
     with locked(work / ".lock"):
         yield work
@@ -63,3 +67,26 @@ def write_choice(out: Path, document: Tuning) -> None:
     with replacing(out / TABLE) as temporary:
         temporary.write_text(frame_of(document).to_csv(index=False, float_format="%.6g"), encoding="utf-8")
     documents.write(out / DOCUMENT, document)
+
+
+def make_way(out: Path, work: Path, settings: Mapping[str, Any]) -> Path | None:
+    """Move a run with other settings, and all that was made from it, to the work folder; return where it is then.
+
+    A run that `tune` did not make stays, and `fit` raises.
+    """
+    replaced = None
+    if (out / INFO).exists():
+        there = Run.join(out).settings
+        if not (work / MARK).exists() or all(there[name] == value for name, value in settings.items()):
+            return None
+        replaced = next(path for n in itertools.count(1) if not (path := work / f"replaced-{n}").exists())
+        make_folder(replaced)
+        # run.json last: until then, the folder holds a run
+        for path in sorted(out.iterdir(), key=lambda path: path.name == INFO):
+            if path.name not in TUNING:
+                try:
+                    path.rename(replaced / path.name)
+                except OSError as error:
+                    raise cannot_write(path, error) from error
+    (work / MARK).touch()
+    return replaced

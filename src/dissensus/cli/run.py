@@ -51,7 +51,7 @@ def run(
         root: the folder that holds the images, such as one of class folders; embedded suites have none.
         methods: what to train: dissensus list methods; auto, which tune chooses; or all of the
             former; by default single, deep-ensemble and sed-a2d.
-        members: of every ensemble.
+        members: number of members of every ensemble.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
         norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
         init: how members start: random, as in the paper, or from the backbone's weights where they fit.

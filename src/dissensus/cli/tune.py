@@ -26,17 +26,18 @@ def tune(
 
     Method, diversity, label smoothing, norm, tail and score are compared on stand-ins for OOD data: classes that are
     left out of training and, with --images, jigsaws and corruptions of held-out images. The default is left only for a
-    gain beyond noise. If it is killed or stopped, the same command continues.
+    gain beyond noise. If it is killed or stopped, the same command continues; if the budget ended the search, the same
+    command with a larger one does.
 
     Args:
         features: labelled features to train on: a feature folder, an .npz file, or the name of a suite.
         out: the run folder to write, with all candidates in tuning.csv.
         images: the images that the features were extracted from, as for extract.
         held_out: features to calibrate on; by default a fifth of the training features, which are not trained on.
-        budget: time that it may take, such as 90s, 10m or 1h; by default as long as it needs.
-        members: of every ensemble.
+        budget: time limit, such as 90s, 10m or 1h; by default none.
+        members: number of members of every ensemble.
         seed: decides splits, initial weights and batches.
-        false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
+        false_alarms: share of ID samples that may be called out, such as 5% or 0.05; a calibration in OUT is kept.
         progress: report progress.
     """
     from dissensus.adaptation import tune as run
