@@ -98,9 +98,10 @@ def expressions(fitted: tuple[str, ...]) -> list[str]:
         combined += [{"mahalanobis": 4, "relative_mahalanobis": weight, name: 2} for weight in (1, 2)]
     joined = [{**weights, **dict.fromkeys(length, 1.0)} for weights in combined]
     texts = [default_score(fitted), *LOGITS, *DISTANCES, *(expression(list(w), list(w.values())) for w in joined)]
-    unique = {_normal(text): text for text in reversed(texts)}  # the first of equals stays
-    known = [text for text in texts if unique[_normal(text)] is text]
-    return [text for text in known if all(n in fitted for n in score_names(text)[0] if scores.is_fitted(n))]
+    unique: dict[tuple[tuple[str, float], ...], str] = {}
+    for text in texts:
+        unique.setdefault(_normal(text), text)  # the first of equals stays
+    return [text for text in unique.values() if all(n in fitted for n in score_names(text)[0] if scores.is_fitted(n))]
 
 
 def eligible(text: str) -> bool:
