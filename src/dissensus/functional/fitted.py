@@ -223,6 +223,11 @@ class FittedScore(nn.Module):
         """D of the features that the score was fitted to; None if it takes any."""
         return None
 
+    @property
+    def temporary(self) -> int:
+        """Values per sample of the largest temporary of `forward`, beside features and logits."""
+        return 1
+
     @classmethod
     @abstractmethod
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
@@ -248,7 +253,7 @@ class FittedScore(nn.Module):
                 f"score {self.name!r} was fitted to features of width {self.width}; got width {x.shape[1]}: "
                 "use features of the same backbone and layer"
             )
-        rows = max(1, CHUNK_VALUES // max(1, x.shape[1], logits.shape[2]))
+        rows = max(1, CHUNK_VALUES // max(1, x.shape[1], logits.shape[2], self.temporary))
         parts = []
         for start in range(0, max(1, len(x)), rows):
             chunk = x[start : start + rows]
