@@ -85,7 +85,7 @@ def fit(
     """
     options = combine(TrainOptions, options, keywords)
     fabric = fabric or Fabric(devices=1)
-    kinds_of(scores)  # raise now for unknown names, not after training
+    kinds_of(scores, ensemble)  # raise now for unknown names, not after training
     pool = Pool.of(features, sample_weight)
     task = Task.of(ensemble, pool.features)
     settings = options.resolve(method, len(ensemble), task, str(fabric.strategy.precision.precision))
