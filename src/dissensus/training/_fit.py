@@ -155,7 +155,7 @@ def _train(
     writer = run if fabric.is_global_zero else None
     stepper = Stepper(ensemble, settings, fabric)
     batches = Batches(pool, elsewhere, settings, fabric)
-    log = Logbook(settings, per_epoch, options.log_every, fabric.device, writer)
+    log = Logbook(settings, options, per_epoch, fabric.device, writer)
     early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
     state = {**stepper.state(), **log.state(), **early.state()}
     start = run.load_checkpoint(state) if run else 0
