@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DissensusError
+from dissensus.functional.checks import widest
 from dissensus.training.options import Settings, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import STATISTICS
@@ -33,10 +34,10 @@ class Logbook:
         self.settings, self.options, self.per_epoch, self.run = settings, options, per_epoch, run
         self.steps = per_epoch * settings.epochs
         # sums of STATISTICS and the number of steps, since the last line and since the epoch began
-        self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=widest(device), device=device)
         self.seconds = torch.zeros(2, dtype=torch.float64)
         # the same sums for each quarter of the training, see `notes`
-        self.quarters = torch.zeros(QUARTERS, len(STATISTICS) + 1, dtype=torch.float64, device=device)
+        self.quarters = torch.zeros(QUARTERS, len(STATISTICS) + 1, dtype=widest(device), device=device)
         self.bar: tqdm[Any] | None = None
         self.events: Any = None
 
