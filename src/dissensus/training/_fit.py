@@ -33,7 +33,7 @@ from dissensus.training.batches import Batches, Pool
 from dissensus.training.checks import check_data
 from dissensus.training.early_stop import EarlyStop, hold_out
 from dissensus.training.logbook import Logbook
-from dissensus.training.methods import METHODS
+from dissensus.training.methods import DEFAULT_METHOD, METHODS
 from dissensus.training.options import Settings, Task, TrainOptions
 from dissensus.training.run import Data, Run
 from dissensus.training.scoring import fit_scores, kinds_of
@@ -44,7 +44,7 @@ from dissensus.training.step import Stepper
 def fit(
     ensemble: Ensemble,
     features: FeatureSet,
-    method: str = "sed-a2d",
+    method: str = DEFAULT_METHOD,
     options: TrainOptions | None = None,
     *,
     disagreement: FeatureSet | None = None,
