@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Extent = Literal["active", "all"]
 Precision = Literal["32-true", "bf16-mixed"]
 MEMBERS = 5  # Default number of members.
-# Default weight of the disagreement term. Hardness grows as the training samples are fitted: at convergence 0.003 raises
+# Default weight of the disagreement term. Hardness grows as training samples are fitted: at convergence 0.003 raises
 # detection on PACS and costs neither accuracy nor calibration, and 0.03 is too much (docs/results.md).
 DIVERSITY = 0.003
 SET_DIVERSITY = 0.03  # of methods that do not weigh by hardness
@@ -47,6 +47,14 @@ class Task(NamedTuple):
         """The task of training this ensemble on these features."""
         about = ensemble.about or {}
         return cls(len(train) // train.passes, about.get("name"), about.get("features"))
+
+
+def default_diversity(method: str) -> float:
+    """Weight of the disagreement term of a method; 0 without one."""
+    recipe = METHODS[method]
+    if recipe.regulariser is None:
+        return 0.0
+    return DIVERSITY if recipe.disagree_on == "hard" else SET_DIVERSITY
 
 
 def default_rates(task: Task) -> dict[str, float]:
@@ -221,11 +229,9 @@ class TrainOptions(Hyperparameters):
                 raise DissensusError(
                     f"{method} has no disagreement term; got diversity={diversity:g}: use sed-a2d, or leave it out"
                 )
-            diversity = 0.0
         else:
             REGULARISERS.check(recipe.regulariser)
-            usual = DIVERSITY if recipe.disagree_on == "hard" else SET_DIVERSITY
-            diversity = usual if diversity is None else diversity
+        diversity = default_diversity(method) if diversity is None else diversity
         if active is None:
             active = members if recipe.active is None else min(recipe.active, members)
         if not 1 <= active <= members:
