@@ -89,7 +89,7 @@ def kinds_of(names: Sequence[str] | None, ensemble: Ensemble) -> dict[str, type[
     kinds = dict[str, type[FittedScore]]()
     for name in names:
         kind = scores.SCORES[name]
-        if not isinstance(kind, type):
+        if not isinstance(kind, type) or not issubclass(kind, FittedScore):
             raise DissensusError(f"only scores of features are fitted; {name!r} is one of logits: leave it out")
         kind.check_head(head)
         kinds[name] = kind
