@@ -39,7 +39,11 @@ def tables() -> Iterator[tuple[str, Floats, Floats]]:
         if name in ("wine", "breast_cancer"):
             yield f"{name} and 300 columns of noise", np.c_[X, random.normal(size=(len(X), 300))], y
     y = (np.arange(4000) % 20).astype(np.float64)
-    yield "20 classes, 20 of 400 columns matter", random.normal(size=(4000, 400)) + 3 * np.eye(20, 400)[y.astype(int)], y
+    yield (
+        "20 classes, 20 of 400 columns matter",
+        random.normal(size=(4000, 400)) + 3 * np.eye(20, 400)[y.astype(int)],
+        y,
+    )
 
 
 def accuracy(X: Floats, y: Floats, norm: str, seed: int) -> list[float]:

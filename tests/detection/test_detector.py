@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from dissensus import suites
-from dissensus._core.errors import DataError, DissensusError, RunError
+from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
 from dissensus.detection.detector import Detector
 from dissensus.detection.samples import resolve
 from dissensus.features import FeatureSet
@@ -117,7 +117,7 @@ def test_by_class_each_predicted_class_has_its_threshold(run, more):
 
 
 def test_training_data_are_warned_of(run, more):
-    with pytest.warns(UserWarning, match="not trained on"):
+    with pytest.warns(DissensusWarning, match="not trained on"):
         Detector.load(run).calibrate(blobs())
 
 

@@ -11,6 +11,7 @@ import signal
 import tarfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,11 +20,13 @@ from scipy import stats
 
 from dissensus import suites
 from dissensus._core import extras
+from dissensus._core.errors import DissensusError
 from dissensus.backbones import engines
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import results
+from dissensus.experiments import runner
 from dissensus.features import FeatureSet
-from dissensus.training import Run, step
+from dissensus.training import Run, TrainOptions, step
 from tests.commands import refuse, run
 from tests.trees import TINY_FLAGS, classes, images
 
@@ -514,3 +517,57 @@ def test_run_with_the_method_that_tune_chooses(tmp_path, capsys, monkeypatch):
     assert settings(folder)["train"] == settings(tmp_path / "runs" / "deep-ensemble")["train"]
     forbid(monkeypatch)
     assert run(capsys, *arguments, *QUICK)[1] == out
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        (["--tail", "mlp"], "tail=mlp"),
+        (["--init", "pretrained"], "init=pretrained"),
+        (["--lr", "0.1"], "lr=0.1"),
+        (["--no-resume"], "resume=False"),
+    ],
+)
+def test_auto_alone_takes_no_options_that_it_chooses_itself(flags, given, photos, tmp_path, capsys):
+    command = ["run", "--root", photos, "--methods", "auto", "--out", tmp_path / "run", *TINY_FLAGS]
+    line = refuse(capsys, *command, *flags)
+    assert line.endswith(f"the rest itself; got {given}: leave it out, or name a method")
+    assert not (tmp_path / "run").exists()
+    assert "unknown norm 'l3'" in refuse(capsys, *command, "--norm", "l3")
+
+
+def test_auto_has_the_norm_that_is_given_and_nothing_that_the_suite_recommends(photos, tmp_path, capsys, monkeypatch):
+    text = "training: {lr: 0.1}\nsets: {train: {role: train, images: train}, val: {role: id, images: val}}\n"
+    (tmp_path / "own.yaml").write_text(text)
+    given = {}
+
+    def stop(features, **options):
+        given.update(options)
+        raise DissensusError("enough")
+
+    monkeypatch.setattr(runner, "tune", stop)
+    refuse_quietly(
+        capsys, "run", "--suite", tmp_path / "own.yaml", "--root", photos, "--out", tmp_path / "run", *TINY_FLAGS,
+        "--methods", "auto", "--norm", "none", "--members", "3", "--seed", "4",
+    )  # fmt: skip
+    assert (given["norm"], given["members"], given["seed"]) == ("none", 3, 4)
+
+
+def test_only_the_first_process_evaluates(tmp_path, monkeypatch):
+    suite = suites.load("digits", backbone="pixels")
+    job = runner.Job("single", TrainOptions(epochs=1))
+    frame = runner.run_job(job, suite, tmp_path / "run", progress=False)
+    assert len(frame)
+    monkeypatch.setattr(runner.saved, "evaluate_run", lambda *args, **options: pytest.fail("evaluated"))
+    monkeypatch.setattr(runner, "evaluated", lambda *args: None)
+    monkeypatch.setattr(runner, "fit", lambda *args, **options: None)
+    other = SimpleNamespace(is_global_zero=False, world_size=2)
+    assert runner.run_job(job, suite, tmp_path / "run", progress=False, fabric=other).empty
+
+
+def test_values_are_measured_again_with_another_default_score(tmp_path, monkeypatch):
+    suite = suites.load("digits", backbone="pixels")
+    runner.run_job(runner.Job("single", TrainOptions(epochs=1)), suite, tmp_path / "run", progress=False)
+    assert runner.evaluated(tmp_path / "run", suite) is not None
+    monkeypatch.setattr(runner.expressions, "DEFAULT_SCORE", "pds")
+    assert runner.evaluated(tmp_path / "run", suite) is None

@@ -20,10 +20,12 @@ from dissensus.evaluation.results import BASELINES
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments import studies
+from dissensus.experiments.studies import tables
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.features import FeatureSet
 from dissensus.functional.scores import SCORES
 from dissensus.training import TrainOptions
+from dissensus.training.options import DIVERSITY, SET_DIVERSITY
 from tests.conftest import blobs
 
 TRAINING = TrainOptions(member_epochs=2, lr=0.05, batch_size=32, diversity=0.1, confidence=0.8)
@@ -80,6 +82,16 @@ def test_numbers_are_those_of_evaluate(tmp_path):
     chosen = frame[(frame["metric"] == "accuracy") & (frame["aggregate"] == "prediction")]
     by_seed = chosen[chosen["dataset"].isin(["noise-1", "blur-1"])].groupby("seed")["value"].mean()
     assert row.cells[place] == Value(pytest.approx(by_seed.mean()), pytest.approx(by_seed.std()), 2)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("given", [None, 0.07])
+def test_the_fixed_weight_is_the_default_of_the_method_or_the_one_given(quick, given, tmp_path):
+    bench = Lab(lambda **changes: tiny(), tmp_path, TrainOptions(diversity=given), quick=quick)
+    fixed = {name: tables._fixed(bench, trials) for name, trials in tables._trials(bench, tables.ROWS).items()}
+    own = {"sed-a2d": DIVERSITY, "a2d": SET_DIVERSITY, "divdis": SET_DIVERSITY}
+    for name, trial in fixed.items():
+        assert trial.diversity == (None if name not in own else given or own[name]), name
 
 
 def count_steps(monkeypatch) -> list[int]:

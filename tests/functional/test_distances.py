@@ -246,9 +246,9 @@ def test_classes_may_be_missing(name: str) -> None:
 
 def test_far_inputs_score_above_all_training_rows() -> None:
     x, labels, _ = data(400)
-    far = torch.cat([x[:20] + 20 * x.std(0), torch.full((1, D), -5.0), torch.eye(D)[:1] * 50])
+    far = torch.cat([torch.full((1, D), -5.0), torch.eye(D)[:1] * 50])
     training = scored("mahalanobis", x, labels, x)
-    assert (scored("mahalanobis", x, labels, far)[-2:] > training.max()).all()
+    assert (scored("mahalanobis", x, labels, far) > training.max()).all()
     for factor in (0.1, 5, 100):
         lengths = scored("feature_norm", x, labels, factor * x)
         assert lengths.median() > scored("feature_norm", x, labels, x).quantile(0.95)
@@ -285,7 +285,7 @@ def test_the_length_zero_is_finite_and_far() -> None:
 
 AWKWARD = {
     "fewer samples than dimensions": (lambda x: x[:9], lambda y: y[:9]),
-    "one class with one sample": (lambda x: x[:5], lambda y: y[:5]),
+    "one class with two samples": (lambda x: x[:5], lambda y: y[:5]),
     "constant features": (lambda x: x * (torch.arange(D) > 3) + 1.0 * (torch.arange(D) == 0), lambda y: y),
     "duplicate rows": (lambda x: x[:8].repeat(5, 1), lambda y: y[:8].repeat(5)),
     "identical samples in each class": (lambda x: x[:C].repeat(5, 1), lambda y: y[:C].repeat(5)),
@@ -471,10 +471,10 @@ def test_all_scores_are_fitted_in_one_pass_within_bounded_memory() -> None:
     assert rows.moments.counts.sum() == n
 
 
-@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis", "feature_norm", "vim"])
+@every_score
 def test_scoring_many_samples_needs_bounded_temporaries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, labels, _ = data(dtype=torch.float32)
-    score, many = fit(name, x, labels), torch.randn(20_000, D)
+    x, labels, _ = data(600, dtype=torch.float32)  # many rows for knn, which compares with every one of them
+    score, many = fit(name, x, labels), torch.randn(10_000, D)
     monkeypatch.setattr(fitted, "CHUNK_VALUES", 500 * D)
     with Peak() as peak:
         score(many, torch.zeros(1, 1, C).expand(1, len(many), C))

@@ -13,7 +13,9 @@ from dissensus._core.errors import DissensusWarning
 from dissensus.cli import main
 from dissensus.features import FeatureSet
 from dissensus.models.norms import NORMS
-from dissensus.training import Run, fit, new_ensemble
+from dissensus.training import Run, TrainOptions, fit, new_ensemble
+from dissensus.training.logbook import Logbook
+from dissensus.training.options import Task
 
 STILL = "stopped while it still improved"
 
@@ -70,7 +72,9 @@ def test_columns_without_signal_are_not_fitted():
 )
 def test_training_that_ends_too_soon_is_reported(options, tmp_path):
     train = overlapping(400, 0)
-    with pytest.warns(DissensusWarning, match=f"({STILL}|too few to learn from).*raise epochs") as seen:
+    remedy = "raise member_epochs" if "member_epochs" in options else "raise epochs, or leave it out"
+    remedy += rf" \(now {options.get('epochs') or options['member_epochs']}\)"
+    with pytest.warns(DissensusWarning, match=f"({STILL}|too few to learn from).* train longer: {remedy}") as seen:
         fit(new_ensemble(train, 2), train, "deep-ensemble", out=tmp_path / "run", progress=False, **options)
     assert len(seen) == 1
     assert seen[0].filename == __file__
@@ -80,16 +84,38 @@ def test_training_that_ends_too_soon_is_reported(options, tmp_path):
         fit(new_ensemble(train, 2), train, "deep-ensemble", out=tmp_path / "run", progress=False, **options)
 
 
-@pytest.mark.parametrize("what", ["labels at random", "constant schedule", "label smoothing", "early stop"])
+def test_the_remedy_names_an_option_that_changes_something():
+    train = overlapping(400, 0)
+    with pytest.warns(DissensusWarning, match=STILL) as seen:
+        fit(new_ensemble(train, 4), train, "sed-a2d", lr=1e-4, progress=False)
+    assert "train longer: raise member_epochs (now 143), or raise lr (now 0.0001)" in str(seen[0].message)
+    longer = [TrainOptions(member_epochs=count).resolve("sed-a2d", 4, Task(400)).epochs for count in (None, 143, 144)]
+    assert longer[0] == longer[1] < longer[2]
+
+
+@pytest.mark.parametrize(("early_stop", "patience", "stops"), [(0.0, 8, False), (0.2, 100, False), (0.2, 1, True)])
+def test_training_that_early_stopping_ends_is_not_reported(early_stop, patience, stops, tmp_path, monkeypatch):
+    """With samples held out but trained to the end, it is."""
+    monkeypatch.setattr("dissensus.training.early_stop.PATIENCE", patience)
+    ended = []
+    monkeypatch.setattr(Logbook, "notes", lambda log, notes=Logbook.notes: ended.append(notes(log)) or ended[-1])
+    options = {"lr": 0.3, "schedule": "constant", "epochs": 3} if stops else {"lr": 1e-4, "member_epochs": 20}
+    train = overlapping(400, 0)
+    fit(
+        new_ensemble(train, 2), train, "deep-ensemble", early_stop=early_stop, out=tmp_path / "run", progress=False,
+        **options,
+    )  # fmt: skip
+    notes = Run.open(tmp_path / "run").info.notes
+    assert (len(notes), len(ended)) == ((0, 0) if stops else (1, 1))
+
+
+@pytest.mark.parametrize("what", ["labels at random", "constant schedule", "label smoothing"])
 def test_training_that_has_converged_is_not(what, tmp_path):
     train = overlapping(400, 0)
     if what == "labels at random":
         shuffled = train.labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
         train = FeatureSet.from_arrays(train.rows(slice(None)), shuffled)
-    options = {
-        "constant schedule": {"schedule": "constant"}, "label smoothing": {"label_smoothing": 0.1},
-        "early stop": {"early_stop": 0.2},
-    }.get(what, {})  # fmt: skip
+    options = {"constant schedule": {"schedule": "constant"}, "label smoothing": {"label_smoothing": 0.1}}.get(what, {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(new_ensemble(train, 2), train, "deep-ensemble", out=tmp_path / "run", progress=False, **options)

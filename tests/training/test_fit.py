@@ -12,9 +12,10 @@ from lightning_fabric import Fabric
 from dissensus._core.errors import DataError, DissensusError, RunError, ShapeError, UnknownNameError
 from dissensus.features import FeatureSet
 from dissensus.functional import losses
+from dissensus.functional.checks import widest
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.training import METHODS, fit, optim
+from dissensus.training import METHODS, fit, logbook, optim, step
 from dissensus.training.options import DIVERSITY, Task, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import Batch, Stepper
@@ -427,3 +428,18 @@ def test_one_pass_trains_as_before_and_a_run_knows_its_passes(tmp_path):
     with pytest.raises(RunError):
         fit(linear(), augmented(60, 3).subset(slice(None)), **QUICK, out=tmp_path / "run")
     assert list(Run.open(tmp_path / "run").metrics())
+
+
+def test_sums_are_float64_except_on_devices_without_it(monkeypatch):
+    assert widest(torch.device("cpu")) == widest(torch.device("cuda")) == torch.float64
+    assert widest(torch.device("mps")) == torch.float32
+    for module in (logbook, step):
+        monkeypatch.setattr(module, "widest", lambda device: torch.float32)
+    sums = []
+    monkeypatch.setattr(logbook.Logbook, "close", lambda log: sums.extend([log.sums, log.quarters]))
+    statistics = []
+    add = logbook.Logbook.add
+    monkeypatch.setattr(logbook.Logbook, "add", lambda log, done, each: statistics.append(each) or add(log, done, each))
+    fit(linear(), blobs(60), **QUICK)
+    assert {value.dtype for value in (*sums, *statistics)} == {torch.float32}
+    assert len(sums) == 2

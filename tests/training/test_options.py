@@ -156,3 +156,20 @@ def test_settings_are_what_is_recorded(tmp_path):
     fit(linear(), blobs(), epochs=1, log_every=7, progress=False, out=tmp_path / "run")
     recorded = Run.open(tmp_path / "run").info.settings
     assert Settings(**recorded) == TrainOptions(epochs=1).resolve("sed-a2d", 4, Task(120, "linear", 6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"members": 0}, "members must be at least 1; got 0"),
+        ({"diversity": -3.0}, "diversity must be at least 0; got -3"),
+        ({"active": -2}, "active must be at least 1; got -2"),
+        ({"epochs": -5}, "epochs must be at least 1; got -5"),
+        ({"epochs": None}, "epochs must be a whole number; got None"),
+        ({"lr": 0.0}, "lr must be above 0; got 0"),
+    ],
+)
+def test_settings_follow_the_rules_of_options(changes, told):
+    settings = TrainOptions().resolve("sed-a2d", 4, TASK)
+    with pytest.raises(DissensusError, match=told):
+        dataclasses.replace(settings, **changes)

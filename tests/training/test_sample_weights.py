@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,6 +20,7 @@ from dissensus.training.batches import Batches, Pool
 from dissensus.training.options import Settings
 from dissensus.training.step import Batch, Stepper
 from tests.conftest import blobs, linear
+from tests.processes import one_and_two_processes
 
 QUICK = {"epochs": 3, "lr": 0.05, "batch_size": 32, "label_smoothing": 0.1, "confidence": 0.8, "progress": False}
 COUNTS = torch.tensor([0, 1, 3, 2, 0, 1])
@@ -240,35 +237,12 @@ def test_a_run_knows_its_weights(train, tmp_path):
 
 
 SCRIPT = """
-import sys
-sys.path.insert(0, {root!r})
-import torch
-from lightning_fabric import Fabric
-from tests.conftest import blobs, linear
-from dissensus import fit
-
-if __name__ == "__main__":
-    processes, out = int(sys.argv[1]), sys.argv[2]
-    fabric = Fabric(accelerator="cpu", devices=processes)
-    fabric.launch()
-    torch.set_num_threads(1)
-    for method in ("sed-a2d", "sed-divdis", "deep-ensemble", "two-stage"):
-        fit(linear(), blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out + "/" + method, fabric=fabric,
-            sample_weight=torch.arange(121) % 7, confidence=0.9, progress=False)
+def train(method, out, fabric):
+    fit(linear(), blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out, fabric=fabric,
+        sample_weight=torch.arange(121) % 7, confidence=0.9, progress=False)
 """
 
 
 @pytest.mark.slow
 def test_one_and_two_processes_agree_on_weighted_samples(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2])))
-    for processes in (1, 2):
-        done = subprocess.run(
-            [sys.executable, str(script), str(processes), str(tmp_path / str(processes))],
-            capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    for method in ("sed-a2d", "sed-divdis", "deep-ensemble", "two-stage"):
-        one, two = (Ensemble.load(tmp_path / str(processes) / method / "ensemble") for processes in (1, 2))
-        for name, value in one.stacked().items():
-            torch.testing.assert_close(two.stacked()[name], value, rtol=1e-3, atol=1e-4)
+    one_and_two_processes(SCRIPT, tmp_path, ("sed-a2d", "sed-divdis", "deep-ensemble", "two-stage"))

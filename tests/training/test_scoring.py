@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus._core.errors import DataError, DissensusError, DissensusWarning, UnknownNameError
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
-from dissensus.functional.fitted import Rows
+from dissensus.functional.fitted import FittedScore, Rows
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import _fit, fit_scores
@@ -70,6 +70,70 @@ def test_none_and_some_can_be_chosen():
         fit_scores(linear(), FeatureSet.from_arrays(torch.zeros(4, 6)))
 
 
+def test_a_score_that_needs_a_linear_head_raises_before_training(monkeypatch):
+    monkeypatch.setattr(_fit, "_train", lambda *args: pytest.fail("trained first"))
+    with pytest.raises(DissensusError, match=r"'pytorch-ood:ViM' needs members that are linear in L2-normalised"):
+        fit(Ensemble(tails.MLP(6, 3), members=2), blobs(), "deep-ensemble", scores=["pytorch-ood:ViM"], **QUICK)
+
+
+def test_all_scores_are_all_that_the_tail_allows(monkeypatch):
+    class Headed(FittedScore):
+        name, needs_head = "headed", True
+
+        @classmethod
+        def fit(cls, features, labels):
+            return {"weight": features.head.weight}
+
+        def forward(self, features, logits):
+            return features[:, 0]
+
+    monkeypatch.setattr(scores, "SCORES", scores.SCORES.copy())
+    scores.register(Headed)
+    raw, scaled = Ensemble(tails.MLP(6, 3), members=2), Ensemble(tails.Linear(6, 3, norm="l2"), members=2)
+    fit_scores(raw, blobs())
+    fit_scores(scaled, blobs())
+    assert set(scaled.fitted) == {*raw.fitted, "headed"}
+
+
+class Rank:
+    """One of two processes; the first leaves what it broadcasts to the second."""
+
+    world_size = 2
+
+    def __init__(self, sent: list, number: int) -> None:
+        self.sent, self.is_global_zero = sent, number == 0
+
+    def broadcast(self, value):
+        if not self.is_global_zero:
+            return self.sent.pop(0)
+        self.sent.append(value)
+        return value
+
+
+@pytest.mark.parametrize("error", [DataError("labels are odd"), torch.linalg.LinAlgError("singular"), MemoryError()])
+def test_an_error_of_the_first_process_is_raised_in_all(error, monkeypatch):
+    def fails(*args):
+        raise error
+
+    sent = []
+    monkeypatch.setattr("dissensus.training.scoring._fit", fails)
+    with pytest.raises(type(error)) as raised:
+        fit_scores(linear(), blobs(), fabric=Rank(sent, 0))
+    assert raised.value is error
+    expected = DissensusError if isinstance(error, DissensusError) else RuntimeError
+    with pytest.raises(expected, match=str(error) or "MemoryError"):
+        fit_scores(linear(), blobs(), fabric=Rank(sent, 1))
+    assert not sent
+
+
+def test_processes_get_the_scores_of_the_first(monkeypatch):
+    sent, one, two = [], linear(), linear()
+    fit_scores(one, blobs(), fabric=Rank(sent, 0))
+    monkeypatch.setattr("dissensus.training.scoring._fit", lambda *args: pytest.fail("fitted twice"))
+    fit_scores(two, blobs(), fabric=Rank(sent, 1))
+    assert one.score_digests == two.score_digests
+
+
 def test_the_first_stage_has_none(tmp_path):
     ensemble = fit(linear(), blobs(), "two-stage", confidence=0.9, lr=0.05, out=tmp_path, **(QUICK | {"epochs": 10}))
     assert list(ensemble.fitted) == list(scores.of_features())
@@ -101,6 +165,7 @@ def test_a_score_that_the_features_do_not_allow_is_left_out_with_a_line():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit_scores(ensemble, FeatureSet.from_arrays(x, y))
+    assert {warning.category for warning in caught} == {DissensusWarning}
     said = [str(warning.message) for warning in caught]
     assert any(line.startswith("the score mahalanobis is left out, these features do not allow it: ") for line in said)
     assert all("\n" not in line for line in said)

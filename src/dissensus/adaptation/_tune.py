@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from dissensus import __version__
+from dissensus._core.digests import digest
 from dissensus.adaptation import checks, splits, stand_ins, workspace
 from dissensus.adaptation.candidates import INCUMBENT, Candidate, candidates
 from dissensus.adaptation.search import NO_TIME, Clock, Search
-from dissensus.adaptation.trials import Bench, Store, key_of, planned
+from dissensus.adaptation.trials import Bench, Store, planned
 from dissensus.adaptation.tuned import Chosen, Tuned, Tuning, lines_of
 from dissensus.detection import threshold
 from dissensus.detection.detector import Detector
@@ -101,10 +102,9 @@ def tune(
         train, calibrate = features.subset(rows), features.subset(held)
     else:
         checks.check_held_out(features, calibrate, false_alarms)
-    plan = key_of(
-        [features.fingerprint, held_out and held_out.fingerprint, images and images.fingerprint, __version__],
-        [members, seed, calibration, DEFAULT_SCORE, [each.settings for each in candidates(train, norm)], norm],
-    )
+    data = [features.fingerprint, held_out and held_out.fingerprint, images and images.fingerprint, __version__]
+    tried = [each.settings for each in candidates(train, norm)]
+    plan = digest([data, members, seed, calibration, DEFAULT_SCORE, tried, norm])[:16]
     with workspace.claimed(out, plan) as work:
         document = before = workspace.read_choice(out, plan)
         if document is None or document.goes_on(budget):

@@ -11,8 +11,8 @@ from dissensus.functional.expressions import DEFAULT_SCORE, default_score, expre
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, TrainOptions, new_ensemble
+from dissensus.training.methods import DEFAULT_METHOD
 
-METHOD = "sed-a2d"  # the default of `fit`
 LOGITS: tuple[str, ...] = ("pds", "mutual_information", "ensemble_entropy", "average_energy", "bma", "gen")
 DISTANCES: tuple[str, ...] = ("mahalanobis", "relative_mahalanobis", "knn")
 LENGTH = "feature_norm"
@@ -23,7 +23,7 @@ MLP_COST = 2**31  # samples x parameters above which an mlp is not tried
 class Candidate:
     """An ensemble that may be chosen; None stands for the default."""
 
-    method: str = METHOD
+    method: str = DEFAULT_METHOD
     diversity: float | None = None
     label_smoothing: float = 0.0
     norm: str | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dissensus._core.durations import duration
 from dissensus._core.errors import DissensusError
 from dissensus.adaptation.candidates import ALWAYS, INCUMBENT, Candidate, eligible, expressions
 from dissensus.adaptation.choose import Choice, Entry, accurate, choose
@@ -58,8 +59,8 @@ class Clock:
         self.reserved = 1.2 * (min(seconds) * len(features) / len(part) * settings.epochs + fitted)
         if self.passed + self.reserved > self.budget:
             raise DissensusError(
-                f"the budget must cover the training of the winner, about {_time(self.reserved)} here; got "
-                f"{_time(self.budget)}: give {_time(10 * self.reserved)} or more for a choice"
+                f"the budget must cover the training of the winner, about {duration(self.reserved)} here; got "
+                f"{duration(self.budget)}: give {duration(10 * self.reserved)} or more for a choice"
             )
 
     def allows(self, seconds: float) -> bool:
@@ -123,7 +124,7 @@ class Search:
             self.notify(
                 f"tune {self.done}/{self.total}: {candidate.name}{'' if share == FULL else ', a quarter'}: "
                 f"accuracy {best.accuracy:.1%}, best mean AUROC {best.ranked.mean:.3f} ({best.score}); about "
-                f"{_time(seconds)} left"
+                f"{duration(seconds)} left"
             )
         return True
 
@@ -178,7 +179,3 @@ def _some(features: FeatureSet, count: int) -> Tensor:
     other = int((classes != classes[0]).nonzero()[0])
     rows[[1, other]] = rows[[other, 1]]
     return rows[:count].sort().values
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

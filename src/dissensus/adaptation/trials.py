@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dissensus._core import tensors
+from dissensus._core.digests import digest
 from dissensus._core.errors import DissensusWarning, RunError
 from dissensus._core.files import make_folder
 from dissensus.adaptation.candidates import DISTANCES, LENGTH, LOGITS, Candidate
@@ -63,11 +62,6 @@ class Store:
         tensors.write(self.folder / f"{key}.safetensors", values)
 
 
-def key_of(*facts: Any) -> str:
-    """A short name that changes with the facts."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 class Bench:
     """Runs trials on the folds of a feature set.
 
@@ -107,7 +101,7 @@ class Bench:
 
     def distances(self, number: int) -> Measured:
         """The values of scores of features on the sets of a fold, which do not depend on the ensemble."""
-        key = key_of("distances", number)
+        key = _key("distances", number)
         kept = self.store.get(key)
         if kept is None:
             fold = self.folds[number]
@@ -123,7 +117,7 @@ class Bench:
         return self.store.get(self._key(candidate, number, share)) is not None
 
     def _key(self, candidate: Candidate, number: int, share: float) -> str:
-        return key_of(candidate.settings, number, share)
+        return _key(candidate.settings, number, share)
 
     def trial(self, candidate: Candidate, number: int, share: float, progress: bool = False) -> Trial:
         """Train an ensemble on a fold for a share of its epochs, and score the fold's sets."""
@@ -187,3 +181,8 @@ def _nested(values: Mapping[str, Tensor]) -> Measured:
         score, _, where = name.rpartition(".")
         nested.setdefault(score, {})[where] = value
     return nested
+
+
+def _key(*facts: Any) -> str:
+    """The name of a trial."""
+    return digest(facts)[:16]

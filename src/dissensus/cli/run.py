@@ -10,6 +10,7 @@ from dissensus._core.errors import DissensusError
 from dissensus.cli.command import Flags, Given, command
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
+from dissensus.training.methods import DEFAULT_METHOD
 from dissensus.training.options import MEMBERS, TrainOptions
 
 BY_SUITE = "What is not given is the suite's choice, else the default shown."
@@ -49,8 +50,8 @@ def run(
         out: folder for results.csv, report.html and one run folder per method.
         suite: dissensus list suites; or your own YAML file; by default folders, the images under --root.
         root: the folder that holds the images, such as one of class folders; embedded suites have none.
-        methods: what to train: dissensus list methods; auto, which tune chooses; or all of the
-            former; by default single, deep-ensemble and sed-a2d.
+        methods: what to train: dissensus list methods; auto, which tune chooses, given members, norm and seed; or all
+            of the former; by default single, deep-ensemble and sed-a2d.
         members: number of members of every ensemble.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
         norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
@@ -63,17 +64,19 @@ def run(
     from dissensus.cli import inputs
     from dissensus.experiments import pipeline, runner
     from dissensus.training import METHODS
+    from dissensus.training.run import AUTO
 
     if not out or suite == "" or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
     if suite is None and root is None:
         raise DissensusError("run needs images; got neither --root DIR, a folder of class folders, nor --suite NAME")
     suite = suite or "folders"
-    names = list(dict.fromkeys(methods or ("single", "deep-ensemble", "sed-a2d")))
+    names = list(dict.fromkeys(methods or ("single", "deep-ensemble", DEFAULT_METHOD)))
     everything = "all" in names
     names = list(METHODS) if everything else names
     options = runner.training_options(suite, {**training, "seed": seed})
-    jobs = [runner.Job(name, options, members, tail, init, norm) for name in names]
+    alone = TrainOptions(**{**training, "seed": seed})  # auto takes nothing that a suite recommends
+    jobs = [runner.Job(name, alone if name == AUTO else options, members, tail, init, norm) for name in names]
     pipeline.check(jobs)
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)

@@ -8,6 +8,7 @@ from typing import Literal
 from dissensus._core.errors import DissensusError
 from dissensus.cli.command import Flags, Given, command, say
 from dissensus.cli.options import DeviceOptions
+from dissensus.training.methods import DEFAULT_METHOD
 from dissensus.training.options import TrainOptions
 
 
@@ -21,7 +22,7 @@ def train(
     features: str,
     *,
     out: str,
-    method: str = "sed-a2d",
+    method: str = DEFAULT_METHOD,
     members: int | None = None,
     tail: str | None = None,
     norm: str | None = None,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dissensus._core.errors import DataError, DissensusError, RunError
+from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
 from dissensus.backbones import Backbone
 from dissensus.detection import pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
@@ -188,7 +188,7 @@ class Detector:
             DissensusError: If the score is unknown, or the samples cannot be used or are too few for the rate.
 
         Warns:
-            UserWarning: If the samples are the training data.
+            DissensusWarning: If the samples are the training data.
         """
         names, weights = expressions.choose(score, self.ensemble.fitted)
         resolved = resolve(samples)
@@ -202,6 +202,7 @@ class Detector:
             warnings.warn(
                 "calibration needs ID samples that were not trained on; these are the training data, on which members "
                 "agree most: there will be more false alarms than allowed",
+                DissensusWarning,
                 stacklevel=2,
             )
         computed = names if score is not None else tuple(dict.fromkeys([*names, self._alone]))

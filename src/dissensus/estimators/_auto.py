@@ -11,9 +11,9 @@ from dissensus.detection.threshold import Threshold
 from dissensus.estimators._options import OPTIONS
 from dissensus.features import FeatureSet
 from dissensus.models.ensemble import Ensemble
+from dissensus.training.run import AUTO
 
-AUTO = "auto"
-
+__all__ = ["AUTO", "check", "choose"]
 
 CHOSEN = ("tail", "norm", "score_name", *(each.name for each in OPTIONS))
 
@@ -23,7 +23,7 @@ def check(parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     for name in CHOSEN:
         if parameters[name] != defaults[name]:
             raise DissensusError(
-                f"method auto chooses {name} itself; got {name}={parameters[name]!r}: leave it out, or name a method"
+                f"method {AUTO} chooses {name} itself; got {name}={parameters[name]!r}: leave it out, or name a method"
             )
 
 

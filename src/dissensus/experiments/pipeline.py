@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from dissensus import report
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.files import make_folder
+from dissensus._core.options import given
 from dissensus.evaluation import results
 from dissensus.evaluation.results import Results
 from dissensus.evaluation.suite import Suite
@@ -68,13 +69,29 @@ def check(jobs: Sequence[Job]) -> None:
     """Raise for what no data could be trained with, before hours are spent on features."""
     for job in jobs:
         if job.method == AUTO:
+            check_tail("linear", job.norm)
             continue
         check_tail(job.tail or "backbone", job.norm)
         job.options.suited(job.method).check_method(job.method, METHODS[job.method].members or job.members)
+    if all(job.method == AUTO for job in jobs):  # otherwise the other methods use them
+        for job in jobs:
+            _check_auto(job)
+
+
+def _check_auto(job: Job) -> None:
+    """Raise for options that `tune` would ignore."""
+    ignored = {"tail": job.tail, "init": None if job.init == Job.init else job.init}
+    ignored |= {name: value for name, value in given(job.options).items() if name != "seed"}
+    for name, value in ignored.items():
+        if value is not None:
+            raise DissensusError(
+                f"{AUTO} takes members, norm and seed, and chooses the rest itself; got {name}={value}: leave it out, "
+                "or name a method"
+            )
 
 
 def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) -> list[Job]:
-    """The jobs that the suite has what they need for; a line tells of each other one.
+    """Return the jobs that the suite can run, and print a line for each of the others.
 
     Raises:
         DissensusError: if there is none.

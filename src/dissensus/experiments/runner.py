@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,14 +16,16 @@ import torch
 from lightning_fabric import Fabric
 
 from dissensus import __version__, suites
+from dissensus._core.digests import digest
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.options import combine
 from dissensus.adaptation import tune
+from dissensus.detection import threshold
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import saved
 from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
-from dissensus.functional import aggregates, conformal, metrics, scores
+from dissensus.functional import aggregates, conformal, expressions, metrics, scores
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, Run, TrainOptions, fit, fit_scores, new_ensemble
@@ -68,8 +68,7 @@ class Job:
                 self.options.suited(self.method).resolve(self.method, len(ensemble), Task.of(ensemble, suite.train))
             ),
         }
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return f"{self.method}-M{len(ensemble)}-seed{self.options.seed}-{digest[:10]}"
+        return f"{self.method}-M{len(ensemble)}-seed{self.options.seed}-{digest(facts)[:10]}"
 
 
 def run_job(
@@ -96,9 +95,8 @@ def run_job(
         fabric: Lightning Fabric, launched, for other devices or several processes.
 
     Returns:
-        The frame of `evaluate`.
+        The frame of `evaluate`; in processes other than the first, an empty one.
     """
-    first = fabric is None or fabric.is_global_zero
     if job.method == AUTO:
         ensemble = _tune(job, suite, folder, progress, fabric)
     else:
@@ -107,32 +105,34 @@ def run_job(
             ensemble, suite.train, job.method, job.options.suited(job.method), disagreement=job.disagreement_set(suite),
             out=folder, progress=progress, fabric=fabric,
         )  # fmt: skip
-    frame = evaluated(folder, suite) if first else None
+    if fabric is not None and not fabric.is_global_zero:
+        return pd.DataFrame()
+    run, frame = Run.open(folder), evaluated(folder, suite)
     if frame is None:
         if not ensemble.fitted:  # a run of which only the values were kept
             fit_scores(ensemble, suite.train)
         frame = saved.evaluate_run(
-            Run.open(folder), ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out,
-            keep=keep if first else "nothing", inputs=_inputs(suite), progress=progress and first,
+            run, ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out, keep=keep,
+            inputs=_inputs(suite), progress=progress,
         )  # fmt: skip
     # a threshold that is there already may be the user's
-    if calibrate and first and can_calibrate(suite) and not (folder / "detector.json").exists():
+    if calibrate and can_calibrate(suite) and not (folder / threshold.DOCUMENT).exists():
         assert suite.held_out is not None
         Detector.load(folder).calibrate(suite.held_out, FALSE_ALARMS).save(folder)
-    if first and keep == "values" and not calibrate:  # large, and their values are known
+    if keep == "values" and not calibrate:  # large, and their values are known
         ensemble.fitted = {}
-        ensemble.save(folder / "ensemble")
+        ensemble.save(run.ensemble_folder)
     return frame
 
 
 def _tune(job: Job, suite: Suite, folder: Path, progress: bool, fabric: Fabric | None) -> Ensemble:
-    """Choose on the suite's training set alone; options of training do not apply."""
+    """Choose on the suite's training set alone; of the job's options, only the seed applies."""
     if fabric is not None and fabric.world_size > 1:
         raise DissensusError(f"auto runs in one process; got {fabric.world_size}: use --devices 1, or another method")
     held_out = suite.held_out if can_calibrate(suite) else None
     tuned = tune(
         suite.train, images=suite.train_images, out=folder, held_out=held_out, members=job.members,
-        seed=job.options.seed, false_alarms=FALSE_ALARMS, progress=progress,
+        norm=job.norm, seed=job.options.seed, false_alarms=FALSE_ALARMS, progress=progress,
     )  # fmt: skip
     return tuned.ensemble
 
@@ -156,7 +156,7 @@ def _inputs(suite: Suite) -> str:
     held_out = None if suite.held_out is None else suite.held_out.fingerprint
     sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] for s in suite.sets]
     measured = [sorted(names) for names in (scores.SCORES, metrics.METRICS, aggregates.AGGREGATES)]
-    return hashlib.sha256(json.dumps([__version__, sets, held_out, measured]).encode()).hexdigest()
+    return digest([__version__, sets, held_out, measured, expressions.DEFAULT_SCORE])
 
 
 def training_options(suite: str, given: Mapping[str, Any]) -> TrainOptions:
@@ -169,7 +169,7 @@ def training_options(suite: str, given: Mapping[str, Any]) -> TrainOptions:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with so many threads of PyTorch."""
+    """Set the number of PyTorch threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

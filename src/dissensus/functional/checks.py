@@ -40,3 +40,8 @@ def check_labels(logits: Tensor, labels: Tensor) -> None:
 def full_precision(logits: Tensor) -> Tensor:
     """Convert anything narrower than float32 to float32; keep float32 and float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The dtype to add up many values in: float64, or float32 on Apple's mps, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dissensus._core.errors import DataError, ShapeError
+from dissensus._core.errors import DataError, DissensusError, ShapeError
 from dissensus.functional.checks import full_precision
 
 SAMPLE_VALUES = 2**27  # feature values that a state may keep of the training set, 256 MB in float16
@@ -130,7 +130,7 @@ class Rows:
 
     @cached_property
     def _first(self) -> Tensor:
-        """The first row (1, ...), which tells the form of all."""
+        """The first row (1, ...), which gives the shape and dtype."""
         return next(self.features.batches(1))[0]
 
     def _batches(self) -> Iterator[tuple[Tensor, slice]]:
@@ -212,6 +212,7 @@ class FittedScore(nn.Module):
     name: ClassVar[str]
     exportable: ClassVar[bool] = True  # whether `forward` can be traced, for ONNX
     why_not: ClassVar[str] = ""  # the reason, if it cannot
+    needs_head: ClassVar[bool] = False  # whether `fit` needs `Rows.head`
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -223,10 +224,24 @@ class FittedScore(nn.Module):
         """D of the features that the score was fitted to; None if it takes any."""
         return None
 
+    @property
+    def temporary(self) -> int:
+        """Values per sample of the largest temporary of `forward`, beside features and logits."""
+        return 1
+
     @classmethod
     @abstractmethod
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
         """Return the state that the training features and their labels (N,) lead to."""
+
+    @classmethod
+    def check_head(cls, head: Head | None) -> None:
+        """Raise if the score needs a linear head and the model has none."""
+        if cls.needs_head and head is None:
+            raise DissensusError(
+                f"score {cls.name!r} needs members that are linear in L2-normalised features; these are not: "
+                "use the tail linear with norm l2, or another score"
+            )
 
     @abstractmethod
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
@@ -248,7 +263,7 @@ class FittedScore(nn.Module):
                 f"score {self.name!r} was fitted to features of width {self.width}; got width {x.shape[1]}: "
                 "use features of the same backbone and layer"
             )
-        rows = max(1, CHUNK_VALUES // max(1, x.shape[1], logits.shape[2]))
+        rows = max(1, CHUNK_VALUES // max(1, x.shape[1], logits.shape[2], self.temporary))
         parts = []
         for start in range(0, max(1, len(x)), rows):
             chunk = x[start : start + rows]
@@ -274,9 +289,10 @@ def vectors(features: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Divide vectors (B, D) by their length, however long or short; a zero vector stays zero."""
+    """Divide vectors (..., D) by their length, however long or short; a zero vector stays zero."""
     x = x / _largest(x)
-    direction: Tensor = x / x.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    # the largest entry is 1, so only a zero vector is shorter than that
+    direction: Tensor = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1)
     return direction
 
 
@@ -288,8 +304,8 @@ def log_norm(x: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Largest absolute value of each vector, 1 if it is 0: (B, D) -> (B, 1). Squares of x / it do not overflow."""
-    largest = x.abs().amax(1, keepdim=True)
+    """Largest absolute value of each vector, 1 if it is 0: (..., D) -> (..., 1). Squares of x / it do not overflow."""
+    largest = x.abs().amax(-1, keepdim=True)
     return torch.where(largest > 0, largest, 1)
 
 

@@ -45,6 +45,11 @@ class KNN(FittedScore):
         """D."""
         return self.bank.shape[1]
 
+    @property
+    def temporary(self) -> int:
+        """Cosines to a block of the bank."""
+        return min(BLOCK, len(self.bank))
+
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """(B, D), (M, B, C) -> (B,)."""
         return (1 - self._search(unit(features), self.k)[0][:, -1]).clamp(min=0)

@@ -1,9 +1,8 @@
 """Detectors of pytorch-ood as scores, by name: `SCORES["pytorch-ood:NNGuide"]`.
 
-Any of its detectors of features will do that needs nothing but features, labels and a linear head. The state is a
-sample of the training features, their labels and the head; the detector is fitted to it again when the score is
-created, so no object of pytorch-ood is saved. Features are L2-normalised times sqrt(D), the space in which the head is
-linear.
+Any feature-based detector that needs only features, labels and a linear head works. The state is a sample of the
+training features, their labels and the head; the detector is fitted to it again when the score is created, so no object
+of pytorch-ood is saved. Features are L2-normalised times sqrt(D), the space in which the head is linear.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class PytorchOOD(FittedScore):
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__(state)
         z, labels = _scaled(self.bank), self.labels.cpu()
-        if not HEAD & _arguments(self.detector).keys():
+        if not self.needs_head:
             labels = torch.unique(labels, return_inverse=True)[1]  # some need every class; a head fixes their order
         try:
             with torch.no_grad():
@@ -57,15 +56,10 @@ class PytorchOOD(FittedScore):
         Raises:
             DissensusError: If the detector needs a head and there is none, or it cannot be fitted to the sample.
         """
-        needs_head = bool(HEAD & _arguments(cls.detector).keys())
-        if needs_head and features.head is None:
-            raise DissensusError(
-                f"score {cls.name!r} needs members that are linear in L2-normalised features; these are not: "
-                "use the tail linear with norm l2, or another score"
-            )
+        cls.check_head(features.head)
         sample = features.sample
         state = {"bank": sample.features, "labels": labels.cpu()[sample.index]}
-        if needs_head and features.head is not None:
+        if cls.needs_head and features.head is not None:
             weight, bias = (value.detach().cpu().float() for value in features.head)
             state |= {"weight": weight, "bias": bias}
         cls(state)  # raises now what loading the state would raise later
@@ -116,9 +110,9 @@ def resolve(name: str) -> type[PytorchOOD]:
             f"a detector of pytorch-ood may need features, labels and a linear head; {name} needs {', '.join(more)}: "
             "choose another score"
         )
-    return type(
-        name, (PytorchOOD,), {"name": PREFIX + name, "detector": detectors[name], "__doc__": PytorchOOD.__doc__}
-    )
+    detector = detectors[name]
+    about = {"name": PREFIX + name, "detector": detector, "needs_head": bool(HEAD & _arguments(detector).keys())}
+    return type(name, (PytorchOOD,), {**about, "__doc__": PytorchOOD.__doc__})
 
 
 def _arguments(detector: type) -> dict[str, inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""Virtual-logit matching: what features hold beside the directions that training features take up."""
+"""Virtual-logit matching: the part of a feature vector outside the principal subspace of the training features."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ViM(FittedScore):
     """Virtual-logit matching (Wang et al., 2022), of L2-normalised features.
 
     a |R^T (u - o)| - log sum_c exp z_c with u = x / |x| and z the mean logits: (B, D), (M, B, C) -> (B,), any real
-    number. R spans the directions beside the principal ones of the training features about o, the point where the
-    logits of a linear head are 0, else the mean. a makes the first term as large as the largest logit, on average in
-    training.
+    number. R spans the orthogonal complement of the principal subspace of the training features about o, the point
+    where the logits of a linear head are 0, else the mean. a makes the first term as large as the largest logit, on
+    average in training.
     """
 
     name = "vim"

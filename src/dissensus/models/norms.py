@@ -9,36 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dissensus._core.registry import Registry
+from dissensus.functional.fitted import unit
 
 Norm = Callable[[Tensor], Tensor]
 
 
 def l2(x: Tensor) -> Tensor:
-    """Rows of length sqrt(D): x / |x| * sqrt(D); a row of zeros stays one.
+    """Rows of length sqrt(D): x / |x| * sqrt(D); a row of zeros stays zero.
 
-    Invariant to the scale of a row, however small or large: the row is divided by its largest entry first, so that no
-    square overflows or vanishes.
+    Invariant to the scale of a row, however small or large.
 
+    >>> import torch
     >>> l2(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.8485, 1.1314],
             [0.0000, 0.0000]])
     """
-    peak = x.abs().amax(-1, keepdim=True)
-    unit = x / peak.masked_fill(peak == 0, 1)
-    length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
-    # the largest entry is 1, so only a row of zeros is shorter than that
-    normalised: Tensor = unit * (math.sqrt(x.shape[-1]) / length.clamp(min=1))
-    return normalised
+    return unit(x) * math.sqrt(x.shape[-1])
 
 
 def layer(x: Tensor) -> Tensor:
     """Rows of mean 0 and variance 1, as layer norm without weights; a constant row becomes zeros."""
-    # The first entry off: that changes nothing but rounding, which would otherwise be all that is left of such a row.
+    # Subtract the first entry: this changes only rounding, which would otherwise be all that remains of a constant row.
     return F.layer_norm(x - x[..., :1], x.shape[-1:])
 
 

@@ -33,7 +33,7 @@ from dissensus.training.batches import Batches, Pool
 from dissensus.training.checks import check_data
 from dissensus.training.early_stop import EarlyStop, hold_out
 from dissensus.training.logbook import Logbook
-from dissensus.training.methods import METHODS
+from dissensus.training.methods import DEFAULT_METHOD, METHODS
 from dissensus.training.options import Settings, Task, TrainOptions
 from dissensus.training.run import Data, Run
 from dissensus.training.scoring import fit_scores, kinds_of
@@ -44,7 +44,7 @@ from dissensus.training.step import Stepper
 def fit(
     ensemble: Ensemble,
     features: FeatureSet,
-    method: str = "sed-a2d",
+    method: str = DEFAULT_METHOD,
     options: TrainOptions | None = None,
     *,
     disagreement: FeatureSet | None = None,
@@ -85,7 +85,7 @@ def fit(
     """
     options = combine(TrainOptions, options, keywords)
     fabric = fabric or Fabric(devices=1)
-    kinds_of(scores)  # raise now for unknown names, not after training
+    kinds_of(scores, ensemble)  # raise now for unknown names, not after training
     pool = Pool.of(features, sample_weight)
     task = Task.of(ensemble, pool.features)
     settings = options.resolve(method, len(ensemble), task, str(fabric.strategy.precision.precision))
@@ -155,7 +155,7 @@ def _train(
     writer = run if fabric.is_global_zero else None
     stepper = Stepper(ensemble, settings, fabric)
     batches = Batches(pool, elsewhere, settings, fabric)
-    log = Logbook(settings, per_epoch, options.log_every, fabric.device, writer)
+    log = Logbook(settings, options, per_epoch, fabric.device, writer)
     early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
     state = {**stepper.state(), **log.state(), **early.state()}
     start = run.load_checkpoint(state) if run else 0

@@ -38,10 +38,14 @@ def hold_out(pool: Pool, settings: Settings) -> tuple[Pool, Pool | None]:
     order = order[labels[order].argsort(stable=True)]  # by class, in random order within each
     # every 1/share-th of that order: classes have their share of the part, up to one sample
     count = round(settings.early_stop * len(labels))
-    watched = order[((torch.arange(count) + 0.5) / max(count, 1) * len(order)).long()].sort().values
+    if count == 0:
+        raise DataError(
+            f"early_stop={settings.early_stop:g} of {len(labels)} samples is none: raise it, or leave it out"
+        )
+    watched = order[((torch.arange(count) + 0.5) / count * len(order)).long()].sort().values
     kept = torch.ones(len(labels), dtype=torch.bool)
     kept[watched] = False
-    if count == 0 or len(set(labels[kept].tolist())) < len(set(labels.tolist())):
+    if len(set(labels[kept].tolist())) < len(set(labels.tolist())):
         raise DataError(
             f"early_stop={settings.early_stop:g} holds out {count} of {len(labels)} samples, too many for some "
             "class: leave it out, or train on more samples"
@@ -52,7 +56,7 @@ def hold_out(pool: Pool, settings: Settings) -> tuple[Pool, Pool | None]:
 class EarlyStop:
     """Watches the members' mean cross-entropy on held-out samples and keeps the best weights.
 
-    All that it knows is in `state`, so a resumed run decides as an unbroken one. Every rank computes the same.
+    `state` holds everything, so a resumed run makes the same decisions. Every rank computes the same.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class EarlyStop:
 
     @property
     def stopped(self) -> bool:
-        """Whether the last checks have brought nothing better."""
+        """Whether the last `PATIENCE` checks did not improve on the best value."""
         return bool(self.progress[1] >= PATIENCE)
 
     def check(self, done: int, steps: int) -> float | None:
@@ -105,7 +109,7 @@ class EarlyStop:
             with self.fabric.autocast():
                 logits = full_precision(self.ensemble(x.to(self.fabric.device)))
             target = labels[rows].to(logits.device).expand(len(logits), -1)
-            losses = F.cross_entropy(logits.movedim(-1, 1), target, reduction="none").mean(0).double().cpu()
+            losses = F.cross_entropy(logits.movedim(-1, 1), target, reduction="none").mean(0).cpu().double()
             total += float(losses @ weight[torch.arange(rows.start, rows.stop) % samples])
         self.ensemble.train()
         return total / float(weight.sum() * features.passes)

@@ -11,7 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DissensusError
-from dissensus.training.options import Settings
+from dissensus.functional.checks import widest
+from dissensus.training.options import Settings, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import STATISTICS
 
@@ -28,15 +29,15 @@ class Logbook:
     """
 
     def __init__(
-        self, settings: Settings, per_epoch: int, log_every: int, device: torch.device, run: Run | None
+        self, settings: Settings, options: TrainOptions, per_epoch: int, device: torch.device, run: Run | None
     ) -> None:
-        self.settings, self.per_epoch, self.log_every, self.run = settings, per_epoch, log_every, run
+        self.settings, self.options, self.per_epoch, self.run = settings, options, per_epoch, run
         self.steps = per_epoch * settings.epochs
         # sums of STATISTICS and the number of steps, since the last line and since the epoch began
-        self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(2, len(STATISTICS) + 1, dtype=widest(device), device=device)
         self.seconds = torch.zeros(2, dtype=torch.float64)
         # the same sums for each quarter of the training, see `notes`
-        self.quarters = torch.zeros(QUARTERS, len(STATISTICS) + 1, dtype=torch.float64, device=device)
+        self.quarters = torch.zeros(QUARTERS, len(STATISTICS) + 1, dtype=widest(device), device=device)
         self.bar: tqdm[Any] | None = None
         self.events: Any = None
 
@@ -70,7 +71,7 @@ class Logbook:
         self.seconds += now - self.clock
         self.clock = now
         at_epoch = done % self.per_epoch == 0
-        at_line = at_epoch or done % self.per_epoch % self.log_every == 0
+        at_line = at_epoch or done % self.per_epoch % self.options.log_every == 0
         if self.bar is not None:
             self.bar.update()
             if not self.bar.disable and (now - self.shown > 0.2 or done == self.steps):
@@ -117,9 +118,9 @@ class Logbook:
         Quarters are of the learning rate that is spent, not of the steps: a schedule that ends at zero is flat in the
         end whether or not training has converged.
         """
-        s, remedy = self.settings, "train longer: raise epochs, or leave it out"
+        s, remedy = self.settings, f"train longer: {self.options.longer(self.per_epoch)}"
         if self.steps < QUARTERS:
-            return [f"{s.method} made {self.steps} steps, too few to learn from: {remedy} (now {s.epochs})"]
+            return [f"{s.method} made {self.steps} steps, too few to learn from: {remedy}"]
         means = self.quarters[:, :-1] / self.quarters[:, -1:]
         losses, accuracies = (means[:, STATISTICS.index(name)].tolist() for name in ("cross_entropy", "accuracy"))
         fall, rise = losses[-2] - losses[-1], accuracies[-1] - accuracies[-2]
@@ -128,7 +129,7 @@ class Logbook:
         return [
             f"{s.method} stopped while it still improved: from the third to the last quarter of training the members' "
             f"cross-entropy went from {losses[-2]:.3g} to {losses[-1]:.3g}, their training accuracy from "
-            f"{accuracies[-2]:.1%} to {accuracies[-1]:.1%}: {remedy} (now {s.epochs}), or raise lr (now {s.lr:.2g})"
+            f"{accuracies[-2]:.1%} to {accuracies[-1]:.1%}: {remedy}, or raise lr (now {s.lr:.2g})"
         ]
 
     def _place(self, done: int) -> dict[str, float]:

@@ -10,6 +10,8 @@ from typing import Literal
 
 from dissensus._core.registry import Registry
 
+DEFAULT_METHOD = "sed-a2d"
+
 
 @dataclass(frozen=True)
 class Method:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Extent = Literal["active", "all"]
 Precision = Literal["32-true", "bf16-mixed"]
-MEMBERS = 5  # where nobody says how many
-# Where nobody says how much. Hardness grows as the training samples are fitted: at convergence 0.003 is the weight that
-# raises detection on PACS and costs neither accuracy nor calibration, and 0.03 is too much (docs/results.md).
+MEMBERS = 5  # Default number of members.
+# Default weight of the disagreement term. Hardness grows as training samples are fitted: at convergence 0.003 raises
+# detection on PACS and costs neither accuracy nor calibration, and 0.03 is too much (docs/results.md).
 DIVERSITY = 0.003
 SET_DIVERSITY = 0.03  # of methods that do not weigh by hardness
 # With no `epochs`: what every member makes, whatever the number of samples, the batch, the members and the active ones.
@@ -47,6 +47,14 @@ class Task(NamedTuple):
         """The task of training this ensemble on these features."""
         about = ensemble.about or {}
         return cls(len(train) // train.passes, about.get("name"), about.get("features"))
+
+
+def default_diversity(method: str) -> float:
+    """Weight of the disagreement term of a method; 0 without one."""
+    recipe = METHODS[method]
+    if recipe.regulariser is None:
+        return 0.0
+    return DIVERSITY if recipe.disagree_on == "hard" else SET_DIVERSITY
 
 
 def default_rates(task: Task) -> dict[str, float]:
@@ -182,7 +190,7 @@ class TrainOptions(Hyperparameters):
         epochs = self.epochs
         if epochs is None:
             updated = members if self.main == "all" else active
-            epochs = math.ceil(self._member_epochs(task.samples, batch_size) * members / updated)
+            epochs = math.ceil(self._member_epochs(math.ceil(task.samples / batch_size)) * members / updated)
         rates = default_rates(task)
         kept = {field.name: getattr(self, field.name) for field in fields(Hyperparameters)}
         filled = {
@@ -192,11 +200,17 @@ class TrainOptions(Hyperparameters):
         }  # fmt: skip
         return Settings(method=method, members=members, precision=precision, **{**kept, **filled})  # type: ignore[arg-type]
 
-    def _member_epochs(self, samples: int, batch_size: int) -> int:
-        """Passes per member."""
+    def _member_epochs(self, per_epoch: int) -> int:
+        """Passes per member, with so many steps per epoch."""
         if self.member_epochs is not None:
             return self.member_epochs
-        return max(PASSES, math.ceil(UPDATES / math.ceil(samples / batch_size)))
+        return max(PASSES, math.ceil(UPDATES / per_epoch))
+
+    def longer(self, per_epoch: int) -> str:
+        """How to train longer than with these options, for a message: which option to raise, and its value."""
+        if self.epochs is not None:
+            return f"raise epochs, or leave it out (now {self.epochs})"
+        return f"raise member_epochs (now {self._member_epochs(per_epoch)})"
 
     def check_method(self, method: str, members: int) -> tuple[float, int]:
         """Check what depends on several options; return diversity and the number of active members.
@@ -219,11 +233,9 @@ class TrainOptions(Hyperparameters):
                 raise DissensusError(
                     f"{method} has no disagreement term; got diversity={diversity:g}: use sed-a2d, or leave it out"
                 )
-            diversity = 0.0
         else:
             REGULARISERS.check(recipe.regulariser)
-            usual = DIVERSITY if recipe.disagree_on == "hard" else SET_DIVERSITY
-            diversity = usual if diversity is None else diversity
+        diversity = default_diversity(method) if diversity is None else diversity
         if active is None:
             active = members if recipe.active is None else min(recipe.active, members)
         if not 1 <= active <= members:
@@ -247,13 +259,13 @@ class Settings(Hyperparameters):
     """Hyperparameters with every choice made: what run.json records and training reads."""
 
     method: str
-    members: int
-    precision: Precision
-    diversity: float
-    active: int
-    epochs: int
     # with their rules again: run.json is checked by them
+    members: int = option(None, "", AT_LEAST_1)
+    precision: Precision
     optimizer: str
+    diversity: float = option(None, "", AT_LEAST_0)
+    active: int = option(None, "", AT_LEAST_1)
+    epochs: int = option(None, "", AT_LEAST_1)
     lr: float = option(None, "", ABOVE_0)
     batch_size: int = option(None, "", AT_LEAST_1)
     weight_decay: float = option(None, "", AT_LEAST_0)
@@ -268,7 +280,5 @@ class Settings(Hyperparameters):
         return 0.5 * (1 + math.cos(math.pi * step / max(steps, 1)))
 
     def travelled(self, share: float) -> float:
-        """The share of the whole training's learning rate that is spent after a share of its steps: the integral of
-        `factor`.
-        """
+        """Share of the total learning rate spent after a share of the steps (the integral of `factor`)."""
         return share if self.schedule == "constant" else share + math.sin(math.pi * share) / math.pi

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from tqdm import tqdm
 
-from dissensus._core.errors import DataError, DissensusError, ShapeError
+from dissensus._core.errors import DataError, DissensusError, DissensusWarning, ShapeError
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
 from dissensus.functional.fitted import FittedScore, Head, Rows
@@ -37,37 +37,61 @@ def fit_scores(
     Args:
         ensemble: The trained members.
         features: The labelled features that they were trained on; of several augmented passes, the first is used.
-        names: Which scores, see `scores.of_features`; None: all.
+        names: Which scores, see `scores.of_features`; None: all that the tail allows.
         progress: Show a progress bar when stderr is a terminal and the work takes long.
         fabric: Lightning Fabric, launched; the first process fits, all of them get the same scores.
 
     Raises:
-        DissensusError: If a name is unknown or not of a fitted score, or the features have no labels.
+        DissensusError: If a name is unknown, not of a fitted score or of one that the tail does not allow, or the
+            features have no labels.
 
     Warns:
-        UserWarning: If a score cannot be fitted to these features; it is left out.
+        DissensusWarning: If a score cannot be fitted to these features; it is left out.
     """
-    kinds = kinds_of(names)
+    kinds = kinds_of(names, ensemble)
     if features.labels is None:
         raise DataError("scores are fitted to labelled features; got an unlabelled set: give labels when making it")
-    states = None
-    if fabric is None or fabric.is_global_zero:
+    if fabric is None or fabric.world_size == 1:
         states = _fit(ensemble, features, kinds, progress)
-    if fabric is not None and fabric.world_size > 1:
-        states = fabric.broadcast(states)
-    assert states is not None
+    else:
+        states = _fit_once(fabric, lambda: _fit(ensemble, features, kinds, progress))
     ensemble.fitted = {name: kinds[name](state) for name, state in states.items()}
 
 
-def kinds_of(names: Sequence[str] | None) -> dict[str, type[FittedScore]]:
-    """Return the classes of the fitted scores of these names, None: of all; raise if one is not a fitted score."""
+def _fit_once(fabric: Fabric, fit: Callable[[], dict[str, State]]) -> dict[str, State]:
+    """Call `fit` in the first process and return its states in all; if it raises, raise in all: none may wait."""
+    states, failure = dict[str, State](), None
+    if fabric.is_global_zero:
+        try:
+            states = fit()
+        except Exception as error:
+            failure = error
+    # its text: not every exception can be pickled
+    reason = None if failure is None else (str(failure) or repr(failure), isinstance(failure, DissensusError))
+    states, reason = fabric.broadcast((states, reason))
+    if failure is not None:
+        raise failure
+    if reason is not None:
+        message, expected = reason
+        raise DissensusError(message) if expected else RuntimeError(f"the first process failed: {message}")
+    return states
+
+
+def kinds_of(names: Sequence[str] | None, ensemble: Ensemble) -> dict[str, type[FittedScore]]:
+    """Return the classes of the fitted scores of these names; None: of all that the tail allows.
+
+    Raises:
+        DissensusError: If one is not a fitted score, or needs a linear head that the ensemble does not have.
+    """
+    head = _head(ensemble)
     if names is None:
-        return scores.of_features()
+        return {name: kind for name, kind in scores.of_features().items() if head is not None or not kind.needs_head}
     kinds = dict[str, type[FittedScore]]()
     for name in names:
         kind = scores.SCORES[name]
-        if not isinstance(kind, type):
+        if not isinstance(kind, type) or not issubclass(kind, FittedScore):
             raise DissensusError(f"only scores of features are fitted; {name!r} is one of logits: leave it out")
+        kind.check_head(head)
         kinds[name] = kind
     return kinds
 
@@ -98,7 +122,8 @@ def _fit(
                 # contiguous, as when loaded: the order of summation depends on it
                 states[name] = {key: value.detach().cpu().contiguous() for key, value in state.items()}
             except (DataError, ShapeError) as error:
-                warnings.warn(f"the score {name} is left out, these features do not allow it: {error}", stacklevel=3)
+                message = f"the score {name} is left out, these features do not allow it: {error}"
+                warnings.warn(message, DissensusWarning, stacklevel=3)
     finally:
         ensemble.train(was_training)
     return states

@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dissensus._core.random import mix
-from dissensus.functional.checks import full_precision
+from dissensus.functional.checks import full_precision, widest
 from dissensus.functional.fused import cross_entropy_a2d
 from dissensus.functional.losses import REGULARISERS, Regulariser, ensemble_cross_entropy, hardness_of
 from dissensus.models import stacked
@@ -162,7 +162,8 @@ class Stepper:
         hits = _weighted(fused.top == batch.labels, batch.sample_weight).sum() / (members * batch.total)
         hard = alpha.sum() / batch.total if alpha is not None else added.new_zeros(())
         main = _weighted(fused.cross_entropy, batch.sample_weight).sum() / (members * batch.total)
-        return _Loss(grad, torch.stack([fused.loss + added, main, disagreement, hard, hits]).double())
+        statistics = torch.stack([fused.loss + added, main, disagreement, hard, hits])
+        return _Loss(grad, statistics.to(widest(statistics.device)))
 
     def _hardness(self, logits: Tensor, batch: Batch) -> Tensor:
         """Hardness of each sample, times its sample weight."""

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from lightning_fabric import Fabric
 
+from dissensus._core.durations import duration
 from dissensus._core.options import combine
 from dissensus.evaluation.suite import Suite
 from dissensus.experiments.runner import Job, evaluated, run_job
 from dissensus.features import FeatureSet
 from dissensus.training import TrainOptions
-from dissensus.training.options import DIVERSITY, MEMBERS
+from dissensus.training.options import MEMBERS, default_diversity
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One row to be: a method with what sets it apart; every seed of it is a run."""
+    """A planned row: a method and the options that distinguish it; each seed is one run."""
 
     name: str
     method: str
@@ -58,18 +58,17 @@ class Lab:
         tail: str | None = None,
         norm: str | None = None,
         tell: Callable[[str], None] = lambda message: None,
-        fabric: Fabric | None = None,
     ) -> None:
         self.out, self.seeds, self.quick, self.progress = out, tuple(seeds), quick, progress
         self.tail, self.norm = tail, norm
         self.options = options or TrainOptions()
-        self.tell, self.fabric = tell, fabric
+        self.tell = tell
         self._load, self._suites = load, dict[str, Suite]()
 
-    @property
-    def diversity(self) -> float:
-        """The weight of disagreement where a study does not vary it."""
-        return DIVERSITY if self.options.diversity is None else self.options.diversity
+    def diversity(self, method: str) -> float:
+        """The weight of disagreement of a method where a study does not vary it."""
+        given = self.options.suited(method).diversity
+        return default_diversity(method) if given is None else given
 
     def suite(self, **changes: Any) -> Suite:
         """The suite, or a form of it through other layers or another backbone."""
@@ -91,11 +90,9 @@ class Lab:
                 left = ""
                 if spent:
                     seconds = (time.monotonic() - start) / spent * (total - number + 1)
-                    left = f", at most {_duration(seconds)} left"
+                    left = f", at most {duration(seconds)} left"
                 self.tell(f"  run {number} of {total}: {trial.name}, seed {seed}{left}")
-                frame = run_job(
-                    job, suite, folder, keep="values", calibrate=False, progress=self.progress, fabric=self.fabric
-                )
+                frame = run_job(job, suite, folder, keep="values", calibrate=False, progress=self.progress)
                 spent += 1
             frames.append(frame.assign(row=trial.name, run=str(folder)))
         return pd.concat(frames, ignore_index=True)
@@ -109,8 +106,3 @@ class Lab:
             trial.method, options, trial.members, trial.tail or self.tail, norm=trial.norm or self.norm,
             disagreement=trial.disagreement,
         )  # fmt: skip
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -13,7 +13,7 @@ from dissensus.training import methods
 
 ROWS = ("single", "deep-ensemble", "diverse-hps", "divdis", "a2d", "sed-a2d")
 LARGE_ROWS = ("deep-ensemble", "diverse-hps", "sed-a2d")
-WEIGHTS = (0.02, 0.1, 0.5, 1.0, 5.0)
+WEIGHTS = (0.02, 0.1, 0.5, 1.0, 5.0)  # and the method's own
 QUICK_WEIGHTS = (0.1, 1.0)
 KINDS = {"covariate": "shift", "semantic": "ood"}  # kind of shift -> role of its sets
 
@@ -84,7 +84,7 @@ def detection(lab: Lab) -> list[Table]:
         table(
             "fixed: one weight for all, chosen without OOD data",
             lambda trials, role, score: _fixed(lab, trials).name,
-            f"The suite's own weight, {lab.diversity:g}, or the nearest that was trained.",
+            "The suite's own weight, or the default of the method.",
         ),
     ]
 
@@ -115,7 +115,8 @@ def _trials(lab: Lab, names: tuple[str, ...], members: int = 5) -> dict[str, lis
         elif method.regulariser is None:
             trials[name] = [Trial(name, name, members)]
         else:
-            trials[name] = [weighted(name, weight, members) for weight in (QUICK_WEIGHTS if lab.quick else WEIGHTS)]
+            weights = {lab.diversity(name), *(QUICK_WEIGHTS if lab.quick else WEIGHTS)}
+            trials[name] = [weighted(name, weight, members) for weight in sorted(weights)]
     return trials
 
 
@@ -134,9 +135,8 @@ def _best(results: Results, trials: list[Trial], role: str, score: str) -> str:
 
 
 def _fixed(lab: Lab, trials: list[Trial]) -> Trial:
-    """Return the trial nearest to the suite's own diversity weight, which is chosen without OOD data."""
-    weight = lab.diversity
-    return min(trials, key=lambda trial: abs((trial.diversity or weight) - weight))
+    """Return the trial with the method's own diversity weight, which is chosen without OOD data."""
+    return next(trial for trial in trials if trial.diversity in (None, lab.diversity(trial.method)))
 
 
 def _weights(method: str, *trials: str) -> str:
