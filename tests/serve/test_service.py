@@ -229,3 +229,21 @@ def test_saved_examples_are_as_small_as_they_were(scans):
     example = Example(picture=thumbnail(scans.image(3)), place="id/3", truth="3", answer="3", votes=("3",), pds=1.0)
     made = examples._of_evaluation(example, "id")
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(made.data))), np.asarray(scans.image(3)))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.full((1, 1, 3), 200), np.zeros((64, 64, 3)), np.full((64, 64, 3), 255),
+        255 * (np.indices((64, 64, 1)).sum(0) % 2).repeat(3, 2),
+        np.random.default_rng(0).integers(0, 256, (64, 64, 3)),
+    ],
+    ids=["one pixel", "black", "white", "checkerboard", "noise"],
+)  # fmt: skip
+@pytest.mark.parametrize("held_out", [200, 30])
+def test_images_of_nothing_are_called_out(place, scans, image, held_out):
+    """From pixels to the verdict, with the default score for many held-out samples and for few."""
+    detector = Detector.load(place / "run", calibrated=False)
+    detector.calibrate(FeatureSet.open(place / "held-out").subset(range(held_out)))
+    assert detector.predict(np.asarray(image, np.uint8)).out.all()
+    assert detector.predict(scans.subset(slice(700, 760))).out.double().mean() < 0.2
