@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dissensus._core.errors import RunError
-from dissensus._core.files import assembling, is_temporary, remove_temporaries, replacing
+from dissensus._core.files import assembling, check_output, is_temporary, remove_temporaries, replacing
 
 
 def test_a_file_is_replaced_when_the_block_ends_and_not_before(tmp_path):
@@ -72,6 +72,24 @@ def test_a_folder_that_is_missing_is_one_line(tmp_path):
     rule = r"cannot write .*a.txt: No such file or directory; free some space or choose"
     with pytest.raises(RunError, match=rule), replacing(tmp_path / "none" / "a.txt"):
         pass
+
+
+@pytest.mark.parametrize("inside", ["file", "file/a/b"])
+def test_an_output_is_not_a_file_nor_inside_one(inside, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"the output must be a folder; .*/file is a file: choose another --out"):
+        check_output(tmp_path / inside)
+
+
+def test_an_output_may_be_new_and_must_be_writable(tmp_path, monkeypatch):
+    check_output(tmp_path)
+    check_output(tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path)
+    check_output("a/b")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(RunError, match=r"a folder that you may write to; .* is not: choose another --out"):
+        check_output(tmp_path / "a" / "b")
 
 
 def test_an_assembled_folder_appears_whole(tmp_path):

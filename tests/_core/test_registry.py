@@ -21,6 +21,16 @@ def test_an_unknown_name_suggests_the_nearest(sizes, name, near):
         sizes.check("small", name)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("--epoch", "--epochs"), ("--output", "--out"), ("--foo", None), ("--score", None), ("score", None)],
+)
+def test_a_flag_is_suggested_only_if_it_is_close_without_the_dashes(name, near):
+    message = str(UnknownNameError("argument", name, ["--root", "--workers", "--epochs", "--out"], see="--help"))
+    hint = "" if near is None else f"did you mean '{near}'? "
+    assert message == f"unknown argument '{name}': {hint}see: --help"
+
+
 def test_what_is_not_a_name_is_unknown(sizes):
     with pytest.raises(UnknownNameError, match="unknown size 'None': known: small"):
         sizes[None]

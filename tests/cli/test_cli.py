@@ -18,6 +18,7 @@ from dissensus.training import Run
 from dissensus.training.options import TUNABLE
 from tests.commands import refuse, run
 from tests.conftest import blobs
+from tests.trees import image
 
 QUICK = ["--epochs", "2", "--batch_size", "64", "--no-progress"]
 
@@ -153,6 +154,18 @@ def test_list(what, capsys):
         (["train", "digits", "--out", "{}/" + "a" * 300], "File name too long"),
         (["train", "digits", "--out", ""], "must name something"),
         (["train", "digits"], "required, but not given: --out"),
+        (["train", "digits", "--out", "{}/file/run"], "the output must be a folder; {}/file is a file: choose another"),
+        (["train", "{}/photos", "--out", "{}/run"], "{}/photos is a folder of images: extract them first with diss"),
+        (["train", "digits", "--out", "{}/run", "--lr", "nan"], "lr must be finite and above 0; got nan"),
+        (["train", "digits", "--out", "{}/run", "--lr", "-inf"], "lr must be finite and above 0; got -inf"),
+        (["train", "digits", "--out", "{}/run", "--foo"], "unknown argument '--foo': see: dissensus train --help"),
+        (["tune", "digits", "--out", "{}/file"], "the output must be a folder; {}/file is a file: choose another"),
+        (["tune", "digits", "--out", "{}/file/run"], "the output must be a folder; {}/file is a file: choose another"),
+        (["tune", "{}/photos", "--out", "{}/run"], "first with dissensus extract {}/photos --out FEATURES"),
+        (["tune", "digits", "--out", "{}/run", "--budget", "-5m"], "--budget must be a positive time such as 90s"),
+        (["demo", "--out", "{}/file"], "the output must be a folder; {}/file is a file: choose another"),
+        (["study", "all", "--suite", "digits", "--out", "{}/file"], "the output must be a folder; {}/file is a file"),
+        (["suite", "photos"], "unknown action 'photos': known: check"),
         (["evaluate", "{}/nowhere", "--suite", "digits"], "no such folder; train one with"),
         (["evaluate", "{}", "--suite", "digits"], "is not a run"),
         (["list", "score"], "unknown list 'score': did you mean 'scores'"),
@@ -162,8 +175,10 @@ def test_list(what, capsys):
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys):
-    line = refuse(capsys, *[argument.format(tmp_path) for argument in arguments])
-    assert message in line
+    (tmp_path / "file").touch()
+    image(tmp_path / "photos" / "cat" / "1.png")
+    line = refuse(capsys, *[argument.format(*[tmp_path] * 2) for argument in arguments])
+    assert message.format(tmp_path) in line
     assert not (tmp_path / "run").exists()
 
 

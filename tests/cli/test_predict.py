@@ -139,13 +139,15 @@ def test_json_lines_have_one_object_an_image(home, capsys):
     assert f": {out_count} out of distribution" in err
 
 
-def test_broken_files_have_rows_of_their_own(home, tmp_path, capsys):
+def test_broken_files_have_rows_of_their_own(home, tmp_path, capsys, monkeypatch):
     good = next((home / "fresh" / "red").iterdir())
     (tmp_path / "a.png").write_bytes(b"%PDF-1.7 a document")
     (tmp_path / "b.jpg").touch()
     (tmp_path / "c.png").write_bytes(good.read_bytes()[:-80])
     shutil.copy(good, tmp_path / "d.png")
-    code, out, err = run(capsys, "predict", home / "run", tmp_path, tmp_path / "gone.png", "--format", "csv")
+    paths = "\n".join([str(tmp_path), str(tmp_path / "gone.png")])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(paths))
+    code, out, err = run(capsys, "predict", home / "run", "-", "--format", "csv")
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["error"] for row in rows] == [
@@ -196,8 +198,9 @@ def test_a_closed_stdin_or_stdout_is_one_line(home, capsys, monkeypatch):
     assert "stdout; it is closed" in capsys.readouterr().err
 
 
-def test_a_name_too_long_costs_its_row(home, capsys):
-    code, out, _ = run(capsys, "predict", home / "run", "x" * 300, home / "fresh" / "red" / "00.png")
+def test_a_name_too_long_costs_its_row(home, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'x' * 300}\n{home / 'fresh' / 'red' / '00.png'}\n"))
+    code, out, _ = run(capsys, "predict", home / "run", "-")
     assert code == 0
     assert [json.loads(line)["error"] for line in out.splitlines()] == ["file name too long", None]
 
@@ -238,9 +241,10 @@ def test_features_and_a_file_to_write(home, tmp_path, capsys):
     assert [row["path"] for row in rows] == [str(i) for i in range(60)]
 
 
-def test_a_table_on_a_terminal(home, capsys):
+def test_a_table_on_a_terminal(home, tmp_path, capsys):
+    (tmp_path / "empty.png").touch()
     code, out, _ = run(
-        capsys, "predict", home / "run", home / "fresh" / "red" / "00.png", home / "gone.png", "--format", "table",
+        capsys, "predict", home / "run", home / "fresh" / "red" / "00.png", tmp_path / "empty.png", "--format", "table",
         "--explain",
     )  # fmt: skip
     assert code == 0
@@ -251,7 +255,7 @@ def test_a_table_on_a_terminal(home, capsys):
     assert lines[3].strip().startswith("votes: ")
     parts = ", ".join(rf"{name} [01]\.\d{{4}}" for name in Detector.load(home / "run").threshold.scores)
     assert re.fullmatch(f" +p-values: {parts}", lines[4])
-    assert lines[5] == f"error: no such file or directory: {home / 'gone.png'}"
+    assert lines[5] == f"error: empty file: {tmp_path / 'empty.png'}"
 
 
 def test_another_rate_without_calibrating_again(home, capsys):
@@ -280,6 +284,12 @@ def test_without_calibration_it_says_so_and_goes_on(home, capsys):
         (["{run}", "{home}/fresh", "list.txt"], "a list, table or tar must be the only path"),
         (["{run}", "list.txt"], "list.txt does not exist"),
         (["{run}", "x.npz"], "there is no file x.npz"),
+        (["{run}", "{home}/fresh", "nothere.jpg"], "there is no file or folder nothere.jpg: check the path"),
+        (["{run}", "{home}/fresh", "--score", "bma"], "unknown argument '--score': see: dissensus predict --help"),
+        (
+            ["{home}", "{home}/fresh"],
+            "is not a run: it has no run.json; give one of the runs in it: run, uncalibrated",
+        ),
         (["{run}", "{home}/fresh", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["{home}/nowhere", "{home}/fresh"], "there is no such folder"),
         (["{home}/uncalibrated", "{home}/fresh", "--false-alarms", "5%"], "needs a calibrated run"),
@@ -295,12 +305,13 @@ def test_predict_misuse(arguments, words, home, tmp_path, capsys, monkeypatch):
 
 
 def test_where_nothing_can_be_read_the_code_is_2(home, tmp_path, capsys):
-    code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png", "--out", tmp_path / "rows.csv")
+    (tmp_path / "empty.png").touch()
+    code, out, err = run(capsys, "predict", home / "run", tmp_path / "empty.png", "--out", tmp_path / "rows.csv")
     assert code == 2
     assert not (tmp_path / "rows.csv").exists()
-    code, out, err = run(capsys, "predict", home / "run", tmp_path / "gone.png")
+    code, out, err = run(capsys, "predict", home / "run", tmp_path / "empty.png")
     assert code == 2
-    assert json.loads(out)["error"] == "no such file or directory"
+    assert json.loads(out)["error"] == "empty file"
     assert "at least one image must be readable; none of 1 is" in err
 
 

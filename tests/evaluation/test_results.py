@@ -139,6 +139,28 @@ def test_bad_calibration_is_one_sentence_for_all_rows_alike(frame):
         "Badly calibrated on id: one, two (ECE 0.20 to 0.30). Confidence is on average 20 to 30 points below accuracy: "
         "use less label_smoothing, weight_decay or diversity, or train longer."
     ]
+    run = {
+        "method": "sed-a2d", "members": 4, "active": 2, "main": "active", "batch_size": 32, "samples": 100,
+        "epochs": 1000, "diversity": 0.003, "label_smoothing": 0.0, "weight_decay": 1.0, "early_stop": 0.0,
+        "tail": None,
+    }  # fmt: skip
+    (name,) = set(frame["run"])
+
+    def advice(**changes: float) -> str:
+        (sentence,) = Results(scaled("one", 0.6, 0.2), {name: run | changes}).miscalibrated()
+        return sentence.partition("points below accuracy")[2]
+
+    assert advice() == ": use less diversity."
+    assert advice(label_smoothing=0.1) == ": use less label_smoothing or diversity."
+    assert advice(label_smoothing=0.1, weight_decay=2.0) == ": use less label_smoothing, weight_decay or diversity."
+    assert advice(epochs=1, diversity=0) == ": train longer."
+    assert advice(epochs=1) == ": use less diversity, or train longer."
+    assert advice(diversity=0.0) == (
+        ", which no option of these runs explains. Thresholds are set on held-out samples, so their false-alarm rate "
+        "does not depend on it."
+    )
+    (sentence,) = Results(scaled("sure", 1.0, 0.2), {name: run | {"early_stop": 0.1}}).miscalibrated()
+    assert sentence.endswith("above accuracy: use more label_smoothing or weight_decay.")
     (sentence,) = Results(scaled("sure", 1.0, 0.2)).miscalibrated()
     assert "points above accuracy: use more label_smoothing" in sentence
     assert sentence in str(Results(scaled("sure", 1.0, 0.2)).summary()).replace("\n", " ")

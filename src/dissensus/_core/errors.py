@@ -35,11 +35,20 @@ class UnknownNameError(DissensusError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str | None = None) -> None:
         names = sorted(known)
         name = name if len(name) <= 80 else name[:77] + "..."
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
-        near = near or difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = _nearest(name, names)
+        hint = f"did you mean {near!r}? " if near else ""
         listed = f"known: {', '.join(names)}" if see is None else f"see: {see}"
         super().__init__(f"unknown {kind} {name!r}: {hint}{listed}")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    """The known name most like an unknown one, if it is close. Flags are compared without the dashes that all share."""
+    words = {each.lstrip("-"): each for each in names}
+    word, cutoff = name.lower().lstrip("-"), 0.65 if any(each.startswith("--") for each in names) else 0.5
+    for spelling in (word.replace("_", "-"), word.replace("-", "_")):
+        if near := difflib.get_close_matches(spelling, words, n=1, cutoff=cutoff):
+            return words[near[0]]
+    return None
 
 
 def short(value: object) -> str:

@@ -157,6 +157,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dissensus"
 
 
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Raise if `path` cannot be a folder to write to; nothing is created.
+
+    Raises:
+        RunError: If it or one of its parents is a file, or the user may not write there.
+    """
+    folder = Path(path)
+    there = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
+    if not there.is_dir():
+        raise RunError(f"the output must be a folder; {there} is a file: choose another --out")
+    if not os.access(there, os.W_OK):
+        raise RunError(f"the output must be in a folder that you may write to; {there} is not: choose another --out")
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents.
 

@@ -98,7 +98,8 @@ def check(options: Any) -> None:
         value = _typed(field.name, getattr(options, field.name), hints[field.name])
         rule = field.metadata.get("rule")
         if value is not None and rule is not None and not rule.holds(value):
-            raise DissensusError(f"{field.name} must be {rule.text}; got {value}")
+            finite = "" if isinstance(value, int) or math.isfinite(value) else "finite and "
+            raise DissensusError(f"{field.name} must be {finite}{rule.text}; got {value}")
         object.__setattr__(options, field.name, value)
 
 

@@ -19,6 +19,8 @@ def demo(*, out: str = "runs/demo", seed: int = 0, member_epochs: int | None = N
         member_epochs: passes over the training set per member, instead of the suites' own number.
         progress: show progress bars when stderr is a terminal.
     """
+    from dissensus._core.files import check_output
     from dissensus.experiments.demo import run_demo
 
+    check_output(out)
     print(run_demo(Path(out), seed=seed, member_epochs=member_epochs, progress=progress))

@@ -102,4 +102,5 @@ def evaluate_runs(
     if out is not None:
         results.write(frame, Path(out))
         say(f"wrote {len(frame)} values to {out}")
-    print(results.Results(frame).summary(score=score, aggregate=aggregate).render(format), end="")
+    settings = {str(run.folder): run.settings for run in opened}
+    print(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")

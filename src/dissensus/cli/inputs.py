@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +21,8 @@ from dissensus.cli.command import say
 from dissensus.cli.options import DeviceOptions
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
-from dissensus.images import ImageSet
+from dissensus.features.store import Store
+from dissensus.images import ImageSet, walk
 from dissensus.training.run import Run
 
 
@@ -31,6 +33,11 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         where: a feature folder, an .npz file, or the name of an embedded suite, for its training set.
     """
     path = Path(where)
+    if path.is_dir() and not Store(path).finished and next(walk([where]), None) is not None:
+        raise DataError(
+            f"features are expected; {where} is a folder of images: extract them first with "
+            f"dissensus extract {shlex.quote(where)} --out FEATURES"
+        )
     if path.exists() or os.sep in where or path.suffix == ".npz":
         return FeatureSet.open(path), None
     if where not in suites.SUITES:

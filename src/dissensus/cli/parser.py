@@ -46,6 +46,7 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         DissensusError: for an unknown command or flag, with the nearest known one, or a config that cannot be read.
     """
     argv = [re.sub(r"^--[\w-]+", lambda flag: "--" + flag[0][2:].replace("_", "-"), each) for each in argv]
+    argv = _join_negative(argv)
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise UnknownNameError("command", argv[0], COMMANDS)
     parser, actions = build()
@@ -70,6 +71,17 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         if option.name in values:
             arguments[group][option.name] = values[option.name]
     return name, arguments
+
+
+def _join_negative(argv: Sequence[str]) -> list[str]:
+    """Write `--budget -5m` as `--budget=-5m`: argparse takes -5 for a value, but -5m, -5% and -inf for flags."""
+    joined: list[str] = []
+    for text in argv:
+        if re.fullmatch(r"-[\d.]+[smh%]|-(inf|nan)", text) and joined and re.fullmatch(r"--[\w-]+", joined[-1]):
+            joined[-1] += f"={text}"
+        else:
+            joined.append(text)
+    return joined
 
 
 def build() -> tuple[Parser, dict[str, Actions]]:
@@ -112,7 +124,7 @@ def _add_command(commands: Any, name: str, entry: Command) -> Actions:
         option = Option(p.name, hints[p.name], p.default if given else None, texts[p.name], "", None)
         required = {} if given or p.kind is not p.KEYWORD_ONLY else {"required": True}
         flag = _flag(p.name) if p.kind is p.KEYWORD_ONLY else p.name
-        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **_about(option))
+        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **_about(option, flag))
     headings: dict[str, Any] = {}
     for group, option in entry.options():
         heading = option.group or group
@@ -120,7 +132,7 @@ def _add_command(commands: Any, name: str, entry: Command) -> Actions:
             note = entry.groups[group].note if heading == group else ""
             headings[heading] = parser.add_argument_group(heading, note or None)
         actions[option.name] = headings[heading].add_argument(
-            _flag(option.name), default=argparse.SUPPRESS, **_about(option)
+            _flag(option.name), default=argparse.SUPPRESS, **_about(option, _flag(option.name))
         )
     return actions
 
@@ -129,8 +141,11 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _about(option: Option) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for an option: help with the default, type, number of values."""
+def _about(option: Option, flag: str) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for an option: help with the default, type, number of values.
+
+    `flag` is what the user knows it by: --name, or the bare name of a positional argument.
+    """
     text = re.sub(r"`([a-z_]+)`", lambda name: _flag(name[1]), option.help.removesuffix("."))
     if option.default is not None and option.default is not False:
         text += f" (default: {'yes' if option.default is True else option.default})"
@@ -141,7 +156,7 @@ def _about(option: Option) -> dict[str, Any]:
         kind = typing.get_args(kind)[0]
     if kind is bool:
         return {**about, "action": argparse.BooleanOptionalAction}
-    one_of = partial(_one_of, _flag(option.name), typing.get_args(kind))
+    one_of = partial(_one_of, flag, typing.get_args(kind))
     about["type"] = _converter(option.parse or CONVERTERS.get(kind, one_of))
     if typing.get_origin(kind) is Literal:
         about["choices"] = typing.get_args(kind)
@@ -185,7 +200,7 @@ def _duration(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise DissensusError(f"must be a time such as 90s, 10m or 1h; got {short(text)}")
+        raise DissensusError(f"must be a positive time such as 90s, 10m or 1h; got {short(text)}")
     return seconds
 
 

@@ -31,7 +31,8 @@ def predict(
 ) -> None:
     """Predict the class of every image, its confidence, and whether the image is out of distribution.
 
-    Images are read as they come, in constant memory. One that cannot be read has an error in its row.
+    Images are read as they come, in constant memory. One that cannot be read has an error in its row, and so has one of
+    a list that does not exist.
 
     Args:
         run: a run folder, preferably calibrated: dissensus calibrate.
@@ -59,6 +60,7 @@ def predict(
         raise DissensusError(
             f"--batch-size must be at least 1 and --workers at least 0; got {batch_size} and {workers}: try 64 and 2"
         )
+    rows.check_paths(paths)
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, engine=engine, device=device)
     if false_alarms is not None:

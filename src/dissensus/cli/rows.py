@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,15 @@ if TYPE_CHECKING:  # not in predict.py, where the parser evaluates annotations: 
 
 COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict", "error")
 SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
+
+
+def check_paths(paths: list[str]) -> None:
+    """Raise for an image or folder of the command line that does not exist; one in a list or on stdin has a row."""
+    from dissensus.detection.samples import is_features, is_listing
+
+    for path in paths:
+        if path != "-" and not (is_features(path) or is_listing(path) or os.path.lexists(path)):
+            raise DissensusError(f"there is no file or folder {path}: check the path")
 
 
 def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int | None) -> Iterator[Verdict]:

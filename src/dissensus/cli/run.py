@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.cli.command import Flags, Given, command
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
@@ -61,6 +61,7 @@ def run(
         progress: show progress bars when stderr is a terminal.
     """
     from dissensus import report, suites
+    from dissensus._core.files import check_output
     from dissensus.cli import inputs
     from dissensus.experiments import pipeline, runner
     from dissensus.training import METHODS
@@ -71,7 +72,11 @@ def run(
     if suite is None and root is None:
         raise DissensusError("run needs images; got neither --root DIR, a folder of class folders, nor --suite NAME")
     suite = suite or "folders"
+    check_output(out)
     names = list(dict.fromkeys(methods or ("single", "deep-ensemble", DEFAULT_METHOD)))
+    for name in names:
+        if name not in (known := (*METHODS, AUTO, "all")):
+            raise UnknownNameError("method", name, known)
     everything = "all" in names
     names = list(METHODS) if everything else names
     options = runner.training_options(suite, {**training, "seed": seed})

@@ -62,6 +62,7 @@ def study(
     import torch
 
     from dissensus import suites
+    from dissensus._core.files import check_output
     from dissensus.experiments import runner, studies
     from dissensus.training.create import check_tail
 
@@ -74,6 +75,7 @@ def study(
         studies.STUDIES.check(name)
     check_tail(tail or "backbone", norm)  # before hours are spent on features
     folder = Path(out or f"runs/studies-{Path(suite).stem}")
+    check_output(folder)
     given = {"root": root, "features": features, **backbone, **extraction}
     keywords = {name: value for name, value in given.items() if value is not None}
     options = runner.training_options(suite, training)

@@ -46,6 +46,7 @@ def train(
         disagreement: for a2d and divdis, a folder or .npz of features to disagree on; a suite has its own.
         progress: show a progress bar when stderr is a terminal.
     """
+    from dissensus._core.files import check_output
     from dissensus.cli import inputs
     from dissensus.training import METHODS, fit, new_ensemble
     from dissensus.training.options import MEMBERS
@@ -53,6 +54,7 @@ def train(
     recipe = METHODS[method]
     if not features or not out:
         raise DissensusError("features and --out must name something; got an empty name")
+    check_output(out)
     options = TrainOptions(**training)
     train_set, suite = inputs.find_features(features)
     other = None if disagreement is None else inputs.find_features(disagreement)[0]

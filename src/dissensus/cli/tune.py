@@ -40,12 +40,14 @@ def tune(
         false_alarms: share of ID samples that may be called out, such as 5% or 0.05; a calibration in OUT is kept.
         progress: report progress.
     """
+    from dissensus._core.files import check_output
     from dissensus.adaptation import tune as run
     from dissensus.cli import inputs
     from dissensus.images import ImageSet
 
     if not features or not out or images == "":
         raise DissensusError("features, --out and --images must name something; got an empty name")
+    check_output(out)
     train, suite = inputs.find_features(features)
     calibrate = None if held_out is None else inputs.find_features(held_out)[0]
     if calibrate is None and suite is not None:

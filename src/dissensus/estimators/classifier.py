@@ -56,7 +56,7 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     same classifier.
 
     Args:
-        members: how many members.
+        members: how many members; method "single" has one, whatever is given here.
         method: how they are trained, see `METHODS`; not a2d and divdis, which need a set to disagree on. "auto": what
             `dissensus.tune` chooses, score included; it trains some thirty ensembles.
         tail: what a member is: linear, or mlp, a residual block with layer norms and a linear layer.
@@ -158,7 +158,8 @@ class DissensusClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.method == _auto.AUTO:
             return self._choose(FeatureSet.from_arrays(x, labels[kept]), samples[held_out], seed)
         # a factory, so that each member is initialised from its own seed
-        ensemble = Ensemble(partial(tails.create, self.tail, x.shape[1], len(classes), self.norm), self.members, seed)
+        members = methods.METHODS[self.method].members or self.members
+        ensemble = Ensemble(partial(tails.create, self.tail, x.shape[1], len(classes), self.norm), members, seed)
         features = FeatureSet.from_arrays(x, labels[kept])
         options = TrainOptions(**{each.name: getattr(self, each.name) for each in OPTIONS}, seed=seed)
         train.fit(

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder, replacing
+from dissensus.evaluation import confidence
 from dissensus.evaluation._evaluate import ABOUT, COLUMNS, COMBINED
 from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.tables import Column, Row, Table, Value
@@ -59,6 +61,8 @@ class Results:
     Args:
         frame: one or several frames of `evaluate`, concatenated. A column `row` gives the name of the table row that
             each run belongs to; without it, runs that differ only in their seed share a row.
+        settings: of each run by its name in the frame, as `Run.settings`; where they are known, remedies name only
+            options that the run has.
 
     Attributes:
         rows: names of the rows, in order.
@@ -67,7 +71,7 @@ class Results:
         roles: family -> role, the id family first.
     """
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    def __init__(self, frame: pd.DataFrame, settings: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         if "row" not in frame:
             runs = frame[list(ABOUT)].drop_duplicates()
             named = name_runs(runs.drop(columns="run").to_dict("records"), runs["run"].tolist())  # type: ignore[arg-type]
@@ -77,6 +81,13 @@ class Results:
         by_row = frame.groupby("row")
         self.seeds = {row: len(group[["run", "seed"]].drop_duplicates()) for row, group in by_row}
         self.methods = {row: str(group["method"].iloc[0]) for row, group in by_row}
+        self._settings = {
+            row: [
+                {"diversity": diversity, **(settings or {}).get(run, {})}
+                for run, diversity in group[["run", "diversity"]].drop_duplicates().itertuples(index=False)
+            ]
+            for row, group in by_row
+        }
         roles = dict(zip(frame["family"], frame["role"], strict=True))
         self.roles: dict[str, str] = dict(sorted(roles.items(), key=lambda item: item[1] != "id"))
         keys = ["row", "family", "metric", "aggregate", "score"]
@@ -195,25 +206,22 @@ class Results:
         above: dict[str, tuple[float, float]] = {}
         below: dict[str, tuple[float, float]] = {}
         for row in self.rows:
-            ece, confidence, accuracy = (
+            ece, mean, accuracy = (
                 self.value(row, self.inside, metric, aggregate="prediction")
                 for metric in ("ece", "mean_confidence", "accuracy")
             )
-            if ece is None or confidence is None or accuracy is None or ece.mean <= MISCALIBRATED:
+            if ece is None or mean is None or accuracy is None or ece.mean <= MISCALIBRATED:
                 continue
-            gap = confidence.mean - accuracy.mean
+            gap = mean.mean - accuracy.mean
             (above if gap > 0 else below)[row] = ece.mean, abs(100 * gap)
-        remedies = (
-            (above, "above", "use more label_smoothing or weight_decay, or stop early"),
-            (below, "below", "use less label_smoothing, weight_decay or diversity, or train longer"),
-        )
         sentences = []
-        for found, side, remedy in remedies:
+        for found, side, remedy in ((above, "above", confidence.too_high), (below, "below", confidence.too_low)):
             if found:
+                settings = [run for row in found for run in self._settings[row]]
                 errors, gaps = zip(*found.values(), strict=True)
                 sentences.append(
                     f"Badly calibrated on {self.inside}: {', '.join(found)} (ECE {_range(errors, 2)}). Confidence is "
-                    f"on average {_range(gaps, 0)} points {side} accuracy: {remedy}."
+                    f"on average {_range(gaps, 0)} points {side} accuracy{remedy(settings)}."
                 )
         return sentences
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,7 @@ from dissensus.functional import conformal
 from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.training import METHODS
 from dissensus.training.create import check_tail
-from dissensus.training.run import AUTO
+from dissensus.training.run import AUTO, Run
 
 
 def run_methods(
@@ -47,10 +48,12 @@ def run_methods(
         The frames of `evaluate`, all methods in one.
     """
     frames: list[pd.DataFrame] = []
+    notify = partial(say, fabric=fabric)
     for number, job in enumerate(jobs, start=1):
         say(f"{suite.name} {number}/{len(jobs)}: {job.method}", fabric)
         try:
-            frames.append(run_job(job, suite, out / job.method, progress=progress, fabric=fabric))
+            frame = run_job(job, suite, out / job.method, progress=progress, fabric=fabric, notify=notify)
+            frames.append(frame)
         except DataError as error:
             if not lenient or not (frames or number < len(jobs)):
                 raise
@@ -68,7 +71,11 @@ def run_methods(
 def check(jobs: Sequence[Job]) -> None:
     """Raise for what no data could be trained with, before hours are spent on features."""
     for job in jobs:
+        if job.members < 1:
+            raise DissensusError(f"members must be at least 1; got {job.members}")
         if job.method == AUTO:
+            if job.members < 2:
+                raise DissensusError(f"{AUTO} compares ensembles with a single model; got members=1: use 2 or more")
             check_tail("linear", job.norm)
             continue
         check_tail(job.tail or "backbone", job.norm)
@@ -98,11 +105,12 @@ def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) ->
     """
     takers = [job for job in jobs if job.method != AUTO and METHODS[job.method].takes_set]
     lacking = takers if suite.disagreement is None else []
-    for job in lacking:
-        say(f"{suite.name} goes on without {job.method}: the suite has no set to disagree on", fabric)
     if len(lacking) == len(jobs):
         names = ", ".join(job.method for job in jobs)
-        raise DissensusError(f"{names} need a disagreement set; {suite.name} has none: choose other methods")
+        need = "needs" if len(jobs) == 1 else "need"
+        raise DissensusError(f"{names} {need} a disagreement set; {suite.name} has none: choose other methods")
+    for job in lacking:
+        say(f"{suite.name} goes on without {job.method}: the suite has no set to disagree on", fabric)
     return [job for job in jobs if job not in lacking]
 
 
@@ -122,7 +130,11 @@ def write_results(sections: Sequence[report.Section], out: Path) -> str:
     report.write_page(report.gather([out / first.title if several else out]), out / "report.html", others=others)
     pages = [out / "report.html", *(out / address for address in others.values())]
     say(f"wrote {out / 'results.csv'} and, to look at, {' and '.join(map(str, pages))}; the ensembles are beside them")
-    texts = [f"{s.title}: {s.summary}\n\n{Results(s.frame).summary()}" for s in sections]
+    texts = []
+    for s in sections:
+        folder = out / s.title if several else out
+        settings = {run: Run.open(folder / run).settings for run in s.frame["run"].unique()}
+        texts.append(f"{s.title}: {s.summary}\n\n{Results(s.frame, settings).summary()}")
     return "\n".join(texts)
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from dissensus import __version__, suites
 from dissensus._core.digests import digest
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.options import combine
-from dissensus.adaptation import tune
+from dissensus.adaptation import Tuned, tune
 from dissensus.detection import threshold
 from dissensus.detection.detector import Detector
+from dissensus.detection.false_alarms import FalseAlarms
 from dissensus.evaluation import saved
 from dissensus.evaluation.suite import Suite
 from dissensus.features import FeatureSet
@@ -80,6 +81,7 @@ def run_job(
     calibrate: bool = True,
     progress: bool = True,
     fabric: Fabric | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
     """Train, evaluate and calibrate a method.
 
@@ -93,12 +95,16 @@ def run_job(
         calibrate: set a threshold on the held-out set, if it is large enough and the run has none.
         progress: show progress bars when stderr is a terminal.
         fabric: Lightning Fabric, launched, for other devices or several processes.
+        notify: called with one line about what `auto` chose, and one about the false alarms of a calibrated run.
 
     Returns:
         The frame of `evaluate`; in processes other than the first, an empty one.
     """
     if job.method == AUTO:
-        ensemble = _tune(job, suite, folder, progress, fabric)
+        tuned = _tune(job, suite, folder, progress, fabric)
+        ensemble = tuned.ensemble
+        if notify is not None:
+            notify(f"{AUTO}: {tuned.reason}")
     else:
         ensemble = job.ensemble(suite)
         fit(
@@ -119,22 +125,23 @@ def run_job(
     if calibrate and can_calibrate(suite) and not (folder / threshold.DOCUMENT).exists():
         assert suite.held_out is not None
         Detector.load(folder).calibrate(suite.held_out, FALSE_ALARMS).save(folder)
+    if notify is not None and (alarms := FalseAlarms.of_run(folder)) is not None:
+        notify(f"{job.method}: {alarms}")
     if keep == "values" and not calibrate:  # large, and their values are known
         ensemble.fitted = {}
         ensemble.save(run.ensemble_folder)
     return frame
 
 
-def _tune(job: Job, suite: Suite, folder: Path, progress: bool, fabric: Fabric | None) -> Ensemble:
+def _tune(job: Job, suite: Suite, folder: Path, progress: bool, fabric: Fabric | None) -> Tuned:
     """Choose on the suite's training set alone; of the job's options, only the seed applies."""
     if fabric is not None and fabric.world_size > 1:
         raise DissensusError(f"auto runs in one process; got {fabric.world_size}: use --devices 1, or another method")
     held_out = suite.held_out if can_calibrate(suite) else None
-    tuned = tune(
+    return tune(
         suite.train, images=suite.train_images, out=folder, held_out=held_out, members=job.members,
         norm=job.norm, seed=job.options.seed, false_alarms=FALSE_ALARMS, progress=progress,
     )  # fmt: skip
-    return tuned.ensemble
 
 
 def evaluated(folder: Path, suite: Suite) -> pd.DataFrame | None:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import make_folder, replacing
+from dissensus.detection.false_alarms import FalseAlarms
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.results import BASELINES, DETECTED, HEADLINES, Results
 from dissensus.functional import scores
@@ -79,7 +80,8 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
     if not sources.runs:
         return {"about": "", "scores": [], "all_scores": [], "summaries": {}, "tables": [], "detections": {}}
     frames = [entry.evaluation.frame.assign(row=entry.row, run=entry.name) for entry in sources.runs]
-    results = Results(pd.concat(frames, ignore_index=True))
+    settings = {entry.name: entry.run.settings for entry in sources.runs}
+    results = Results(pd.concat(frames, ignore_index=True), settings)
     views, by_row = list[dict[str, Any]](), dict[str, list[runs.Facts]]()
     kept, chosen = list[str](), list[str]()
     for entry in sources.runs:
@@ -96,7 +98,8 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
             kept = [*leading, *(name for name in kept if name not in leading)]
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
         view = runs.view(entry.name, entry.run, families, [name for name in chosen if name in there])
-        views.append(view | {"configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)})
+        view |= {"configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)}
+        views.append(view | {"false_alarms": FalseAlarms.of_run(entry.run.folder)})
         by_row.setdefault(entry.row, []).append(runs.facts(families, entry.run.info.notes))
     summaries = summary.Summary(results, by_row)
     detected = [name for name in chosen if results.families(*DETECTED)]

@@ -17,7 +17,7 @@ from dissensus import backbones
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder
 from dissensus._core.options import combine
-from dissensus.backbones import Backbone
+from dissensus.backbones import Backbone, engines
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features import ExtractOptions, FeatureSet, extract
 from dissensus.features._extract import plan_of, precision_of
@@ -65,6 +65,8 @@ def from_recipe(
     Raises:
         DataError: If a set cannot be used, or the training set or the id set is missing.
     """
+    extraction = {name: value for name, value in options.items() if name not in ("progress", "fabric")}
+    engines.ENGINES.check(combine(ExtractOptions, None, extraction).engine)  # before the images are listed
     sources, statuses = locate(recipe, Path(root), seed=seed)
     if not isinstance(backbone, Backbone):
         # a recipe's size and crop are meant for its own backbone or one like it: any backbone takes them

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch import Tensor
 from dissensus import __version__
 from dissensus._core import documents
 from dissensus._core.documents import Document, Part
-from dissensus._core.errors import RunError
+from dissensus._core.errors import RunError, some
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
 from dissensus.backbones import BackboneDescription
 from dissensus.models.saved import MemberTailInfo
@@ -119,7 +120,7 @@ class Run:
         there, here = run.settings, wanted.settings
         differing = [name for name in here if there[name] != here[name]]
         if differing:
-            shown = ", ".join(f"{k} is {_short(there[k])} there, {_short(here[k])} here" for k in differing[:3])
+            shown = ", ".join(_difference(k, there[k], here[k]) for k in differing[:3])
             raise RunError(f"{folder} holds another run ({shown}); choose another --out, or remove it yourself")
         if not resume:
             raise RunError(f"{folder} holds this run already; resume it, choose another --out, or remove it yourself")
@@ -144,7 +145,9 @@ class Run:
                 f"no run at {folder}: there is no such folder; train one with: dissensus train ... --out {folder}"
             )
         if not (folder / INFO).is_file():
-            raise RunError(f"{folder} is not a run: it has no {INFO}; {RunInfo.remedy}")
+            inside = sorted(path.parent.name for path in folder.glob(f"*/{INFO}"))
+            remedy = f"give one of the runs in it: {some(inside, 10)}" if inside else RunInfo.remedy
+            raise RunError(f"{folder} is not a run: it has no {INFO}; {remedy}")
         run = cls.join(folder)
         if not run.finished:
             raise RunError(f"the run in {folder} is not finished; start the same training command again and it goes on")
@@ -229,6 +232,18 @@ class Run:
             path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
+def _difference(name: str, there: Any, here: Any) -> str:
+    """How a setting differs, in few digits unless these are the same."""
+    first, second = _short(there), _short(here)
+    if first == second:
+        first, second = str(there), str(here)
+    return f"{name} is {first} there, {second} here"
+
+
 def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     text = str(value)
+    if re.fullmatch(r"[0-9a-f]{16,}", text):  # a fingerprint
+        return text[:8]
     return text if len(text) <= 24 else text[:21] + "..."
