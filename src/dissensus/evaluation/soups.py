@@ -11,14 +11,13 @@ from torch.func import functional_call
 
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
+from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet
 from dissensus.functional import aggregates
 from dissensus.functional.aggregates import Aggregate, Mixture
 from dissensus.functional.soups import shares
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-
-ROWS = 4096  # per batch: a soup is a single model
 
 
 def make_soups(
@@ -99,13 +98,13 @@ def pretrained_tail(ensemble: Ensemble, backbone: Mapping[str, Any] | None, clas
 
 
 @torch.no_grad()
-def accuracy(module: nn.Module, features: FeatureSet) -> float:
-    """Share of labelled features that a single model, (B, ...) -> (B, C), classifies correctly."""
+def accuracy(module: nn.Module, features: FeatureSet, rows: int = 4096) -> float:
+    """Share of labelled features that a single model, (B, ...) -> (B, C), classifies correctly; `rows` at once."""
     assert features.labels is not None
     device = next(module.parameters()).device
     hits = 0
-    for x, rows in features.batches(ROWS):
-        hits += int((module.eval()(x.to(device)).argmax(-1).cpu() == features.labels[rows]).sum())
+    for x, at in features.batches(rows):
+        hits += int((module.eval()(x.to(device)).argmax(-1).cpu() == features.labels[at]).sum())
     return hits / len(features)
 
 
@@ -124,6 +123,8 @@ class _Kitchen:
                 )
         self.ensemble, self.held_out, self.pretrained = ensemble, held_out, pretrained
         self.labels = None if held_out is None else held_out.labels
+        self.rows = 1 if held_out is None else batch_size(ensemble, held_out.shape)
+        self._template = ensemble.soup().eval()  # whose tensors `loss` replaces
         self._accuracies: dict[tuple[object, ...], float] = {}
 
     def choose(self, aggregate: Aggregate) -> Mixture:
@@ -146,7 +147,7 @@ class _Kitchen:
         assert self.held_out is not None
         key = tuple(mixture.tolist() if isinstance(mixture, Tensor) else ("member", *mixture))
         if key not in self._accuracies:
-            self._accuracies[key] = accuracy(self.model(mixture), self.held_out)
+            self._accuracies[key] = accuracy(self.model(mixture), self.held_out, self.rows)
         return self._accuracies[key]
 
     def loss(self, weights: Tensor) -> Tensor:
@@ -154,17 +155,26 @@ class _Kitchen:
         assert self.held_out is not None
         assert self.labels is not None
         differentiate = torch.is_grad_enabled() and weights.requires_grad
-        leaf = weights.detach().clone().requires_grad_(differentiate)
-        soup, device = self.ensemble.soup().eval(), next(self.ensemble.parameters()).device
-        total, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(weights)
-        for x, rows in self.held_out.batches(ROWS):
-            logits = functional_call(soup, self.ensemble.mix(leaf, self._tail(leaf)), (x.to(device),))
-            loss = nn.functional.cross_entropy(logits.double(), self.labels[rows].to(device), reduction="sum")
-            total += loss.detach().cpu()
+        mixed = self.ensemble.mix(weights, self._tail(weights))
+        leaves = {
+            name: value.detach().requires_grad_(differentiate and value.requires_grad) for name, value in mixed.items()
+        }
+        learned = [name for name, leaf in leaves.items() if leaf.requires_grad]
+        slopes = [torch.zeros_like(leaves[name]) for name in learned]
+        total, device = torch.zeros((), dtype=torch.float64), next(self.ensemble.parameters()).device
+        for x, rows in self.held_out.batches(self.rows):
+            logits = functional_call(self._template, leaves, (x.to(device),))
+            summed = nn.functional.cross_entropy(logits.double(), self.labels[rows].to(device), reduction="sum")
+            total += summed.detach().cpu()
             if differentiate:
-                gradient += torch.autograd.grad(loss, [leaf])[0]
-        mean, slope = total / len(self.labels), gradient.detach() / len(self.labels)
-        return mean + (slope * (weights - weights.detach())).sum() if differentiate else mean
+                gradients = torch.autograd.grad(summed, [leaves[name] for name in learned])
+                slopes = [slope + gradient for slope, gradient in zip(slopes, gradients, strict=True)]
+        if differentiate:  # a linear function of the mixed tensors that has these gradients
+            total = total + sum(
+                ((mixed[name] - leaves[name].detach()) * slope).sum().double().cpu()
+                for name, slope in zip(learned, slopes, strict=True)
+            )
+        return total / len(self.labels)
 
     def _tail(self, weights: Tensor) -> nn.Module | None:
         return self.pretrained if len(weights) > len(self.ensemble) else None
