@@ -37,7 +37,7 @@ class StandIn:
 
     def __init__(self, name, folder):
         (folder / "metrics.jsonl").write_text(json.dumps({"kind": "epoch", "seconds": 1.0}) + "\n")
-        self.out, self.quick, self.diversity, self.tell = folder, False, 0.5, lambda message: None
+        self.out, self.quick, self.diversity, self.tell = folder, False, lambda method: 0.5, lambda message: None
         about = backbones.create("test_vit", "random", size=32).describe()
         x = FeatureSet.from_arrays(np.zeros((2, 3), np.float32), [0, 1], provenance={"backbone": about})
         families = {"C-fog-1": "C-1", "C-fog-5": "C-5"}

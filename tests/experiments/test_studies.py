@@ -84,6 +84,16 @@ def test_numbers_are_those_of_evaluate(tmp_path):
     assert row.cells[place] == Value(pytest.approx(by_seed.mean()), pytest.approx(by_seed.std()), 2)
 
 
+def test_generalization_shows_every_soup_that_was_measured(tmp_path):
+    _, table = studies.run("generalization", lab(tmp_path)).tables
+    assert list(dict.fromkeys(c.group for c in table.columns)) == [
+        "uniform soup %", "greedy soup %", "learned soup %",
+    ]  # fmt: skip
+    assert "Learned soup: the weighted mean" in table.note
+    bench = Lab(lambda **changes: replace(tiny(), held_out=None), tmp_path / "b", TRAINING, quick=True, progress=False)
+    assert len(studies.run("generalization", bench).tables) == 1
+
+
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("given", [None, 0.07])
 def test_the_fixed_weight_is_the_default_of_the_method_or_the_one_given(quick, given, tmp_path):

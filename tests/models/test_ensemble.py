@@ -285,6 +285,70 @@ def test_soup_averages_weights_and_of_one_member_is_that_member():
         ensemble.soup([])
 
 
+@pytest.mark.parametrize("kind", TAILS)
+def test_a_soup_by_weights_is_the_weighted_mean(kind):
+    ensemble = Ensemble(TAILS[kind](), members=3, seed=1).double()
+    weights, other = [0.2, 0.5, 0.3], Ensemble(TAILS[kind](), members=1, seed=9).double().member(0)
+    members = [dict(ensemble.member(i).named_parameters()) for i in range(3)]
+    for name, value in ensemble.soup(weights=weights).named_parameters():
+        torch.testing.assert_close(value, sum(w * member[name] for w, member in zip(weights, members, strict=True)))
+    for name, value in ensemble.soup(weights=[0.1, 0.2, 0.3, 0.4], pretrained=other).named_parameters():
+        expected = 0.1 * members[0][name] + 0.2 * members[1][name] + 0.3 * members[2][name]
+        torch.testing.assert_close(value, expected + 0.4 * other.get_parameter(name))
+    for pair in (
+        (ensemble.soup(weights=[1 / 3] * 3), ensemble.soup()),
+        (
+            ensemble.soup(weights=[0, 1, 0]),
+            ensemble.member(1),
+        ),
+    ):
+        torch.testing.assert_close(pair[0].state_dict(), pair[1].state_dict())
+
+
+def test_a_mixture_is_differentiable_in_its_weights():
+    ensemble = Ensemble(TAILS["mlp"](), members=3).double()
+    x = torch.randn(4, 6, dtype=torch.float64)
+
+    def logits(weights: Tensor) -> Tensor:
+        return ensemble.run({name: value[None] for name, value in ensemble.mix(weights).items()}, x)
+
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(logits, weights)
+    assert all(parameter.grad is None for parameter in ensemble.parameters())
+
+
+def test_whole_numbers_in_a_soup_are_those_of_the_largest_share():
+    class Counted(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.register_buffer("steps", torch.tensor([0]))
+
+    ensemble = Ensemble(Counted, members=3)
+    ensemble.tail.steps.copy_(torch.tensor([[1], [2], [3]]))
+    assert int(ensemble.soup(weights=[0.3, 0.3, 0.4]).steps) == 3
+    assert int(ensemble.soup(weights=[0.2, 0.1, 0.1, 0.6], pretrained=Counted()).steps) == 1
+
+
+def test_weights_that_are_no_shares_and_tails_that_differ_are_refused():
+    ensemble = Ensemble(tails.Linear(6, 3), members=2)
+    for weights in ([0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]):
+        with pytest.raises(DissensusError, match=r"at least 0 and sum to 1; got .*: divide them by their sum"):
+            ensemble.soup(weights=weights)
+    with pytest.raises(ShapeError, match=r"soup weights must be \(2,\); got \(3,\)"):
+        ensemble.soup(weights=[0.2, 0.3, 0.5])
+    with pytest.raises(DissensusError, match="members or weights; got both"):
+        ensemble.soup([0], weights=[1.0, 0.0])
+    with pytest.raises(DissensusError, match="a pretrained tail needs weights"):
+        ensemble.soup(pretrained=tails.Linear(6, 3))
+    for other in (tails.Linear(6, 3, "none"), tails.Linear(6, 4), tails.MLP(6, 3), nn.Linear(6, 3)):
+        assert not ensemble.matches(other)
+        with pytest.raises(ShapeError, match="must have the members' layers, norm and classes; got"):
+            ensemble.soup(weights=[0.2, 0.3, 0.5], pretrained=other)
+    scaled = Ensemble(tails.MLP(6, 3, gamma=1e-4), members=2)
+    assert scaled.matches(tails.MLP(6, 3, gamma=1.0))
+    assert not scaled.matches(tails.MLP(6, 3, gamma=None))
+
+
 def test_member_is_a_copy():
     ensemble = Ensemble(tails.Linear(6, 3), members=2)
     before = ensemble.stacked()["weight"].clone()

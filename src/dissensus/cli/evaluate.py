@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus.cli.command import command, say
+
+if TYPE_CHECKING:
+    from dissensus.training.run import Run
 
 
 @command("evaluate", "dissensus evaluate runs/mine --suite digits")
@@ -45,7 +48,7 @@ def evaluate_runs(
         shift: shifted sets with the same labels, each as NAME=FEATURES.
         ood: sets with other labels, each as NAME=FEATURES.
         groups: sets with groups, each as NAME=FEATURES.
-        held_out: labelled features on which the greedy soup is chosen; a suite brings its own.
+        held_out: labelled features on which greedy and learned soups are chosen; a suite brings its own.
         score: the score whose AUROC the table shows: dissensus list scores; by default the combination that detectors
             use, which needs held-out features, else gaussian.
         aggregate: the aggregate whose accuracy the table shows: dissensus list aggregates.
@@ -84,6 +87,9 @@ def evaluate_runs(
     ]
     if chosen.held_out and evaluated_on[0][1] is None:
         raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
+    if chosen.pretrained:
+        for run in opened:
+            _check_pretrained(run, aggregate)
     names = name_runs([run.settings for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
     for run, (row, _), (sets, held_out_set) in zip(opened, names, evaluated_on, strict=True):
@@ -104,3 +110,16 @@ def evaluate_runs(
         say(f"wrote {len(frame)} values to {out}")
     settings = {str(run.folder): run.settings for run in opened}
     print(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")
+
+
+def _check_pretrained(run: Run, aggregate: str) -> None:
+    """Raise if members of a run cannot be mixed with the tail of its backbone."""
+    from dissensus.evaluation.soups import pretrained_tail
+    from dissensus.models.ensemble import Ensemble
+
+    ensemble = Ensemble.load(run.ensemble_folder)
+    if pretrained_tail(ensemble, run.settings.get("backbone"), run.settings["classes"]) is None:
+        raise DissensusError(
+            f"{aggregate} mixes members with the backbone's own tail; that of {run.folder} has other layers, norm or "
+            "classes, or its weights are not at hand: choose another --aggregate"
+        )

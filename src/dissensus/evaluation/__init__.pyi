@@ -2,6 +2,8 @@ from ._evaluate import evaluate as evaluate
 from .predictions import Predictions as Predictions
 from .predictions import predict as predict
 from .results import Results as Results
+from .soups import pretrained_tail as pretrained_tail
+from .soups import soup_weights as soup_weights
 from .suite import Suite as Suite
 from .suite import SuiteSet as SuiteSet
 from .tables import Table as Table

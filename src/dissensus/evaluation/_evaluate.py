@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pandas as pd
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError, DissensusError, some
-from dissensus.evaluation.predictions import Predictions, make_soups, predict
+from dissensus.evaluation.predictions import Predictions, predict
+from dissensus.evaluation.soups import make_soups
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.functional import expressions, metrics, scores
@@ -31,6 +32,7 @@ def evaluate(
     classes: Sequence[str] | None = None,
     backbone: Mapping[str, Any] | None = None,
     held_out: FeatureSet | None = None,
+    pretrained: nn.Module | None = None,
     score_names: Sequence[str] | None = None,
     protocol: Protocol = "mask",
     progress: bool = True,
@@ -43,8 +45,10 @@ def evaluate(
         about: method, active, diversity, seed and run (a name) for the frame's first columns.
         classes: names of the classes trained on; labelled sets with other names raise. None: not checked.
         backbone: what the run recorded of the trunk trained on; features of another raise. None: not checked.
-        held_out: labelled features, not of the test sets, on which the greedy soup is chosen, and among which the
-            scores of the default combination are ranked; None: neither is measured.
+        held_out: labelled features, not of the test sets, on which greedy and learned soups are chosen, and among
+            which the scores of the default combination are ranked; None: none of these is measured.
+        pretrained: the backbone's own tail, if it has the members' layers and classes: see `pretrained_tail`. The
+            aggregate `wise` mixes members with it; None: it is not measured.
         score_names: which scores; None: all of logits, and the fitted ones that the ensemble has.
         protocol: for sets with a subset of classes, "mask" restricts logits first; "vote" is the authors' protocol.
         progress: show a progress bar when stderr is a terminal.
@@ -55,11 +59,12 @@ def evaluate(
 
     Raises:
         DataError: if the sets do not fit the ensemble or one another.
+        ShapeError: if `pretrained` is not a tail like the members'.
         DissensusError: if a score is unknown, or one of features that the ensemble does not have.
     """
     predictions = predict_sets(
-        ensemble, sets, classes=classes, backbone=backbone, held_out=held_out, score_names=score_names,
-        protocol=protocol, progress=progress,
+        ensemble, sets, classes=classes, backbone=backbone, held_out=held_out, pretrained=pretrained,
+        score_names=score_names, protocol=protocol, progress=progress,
     )  # fmt: skip
     return measure(sets, predictions, about)
 
@@ -71,6 +76,7 @@ def predict_sets(
     classes: Sequence[str] | None = None,
     backbone: Mapping[str, Any] | None = None,
     held_out: FeatureSet | None = None,
+    pretrained: nn.Module | None = None,
     score_names: Sequence[str] | None = None,
     protocol: Protocol = "mask",
     progress: bool = True,
@@ -82,7 +88,7 @@ def predict_sets(
         _check_set(ensemble, s, classes)
     names = _score_names(ensemble, score_names)
     names += [name for name in ("pds", "unique") if name not in names]
-    soups = make_soups(ensemble, held_out)
+    soups = make_soups(ensemble, held_out, pretrained)
     combine = None if score_names else _combination(ensemble, held_out)
     bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
     predictions = {

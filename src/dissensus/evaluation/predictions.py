@@ -61,7 +61,7 @@ def predict(
         features: the set.
         score_names: which scores to compute.
         labelled: whether labels, if there are any, are those of the ensemble; False for OOD sets.
-        soups: means of the members' weights as models, to be measured too; see `make_soups`.
+        soups: means of the members' weights as models, to be measured too; see `soups.make_soups`.
         subset: the classes that occur in the set, where those are a part of the ensemble's.
         protocol: for a subset, "mask" restricts logits first; "vote" is the authors' protocol.
 
@@ -137,31 +137,6 @@ def _answers(
         answers["prediction"] = answers["vote"] = aggregates.authors_vote(logits, subset)
     narrow_soups = {name: aggregates.prediction(aggregates.restrict(z, subset)) for name, z in soups.items()}
     return place[labels], answers | narrow_soups
-
-
-def make_soups(ensemble: Ensemble, held_out: FeatureSet | None) -> dict[str, nn.Module]:
-    """Every aggregate of weights as one model, by name; without `held_out`, only those that do not need it."""
-
-    def soup_accuracy(members: list[int]) -> float:
-        assert held_out is not None
-        return accuracy(ensemble.soup(members), held_out)
-
-    return {
-        name: ensemble.soup(choose(len(ensemble), soup_accuracy)).eval()
-        for name, choose in aggregates.of_kind("weights").items()
-        if held_out is not None or not choose.held_out
-    }
-
-
-@torch.no_grad()
-def accuracy(module: nn.Module, features: FeatureSet) -> float:
-    """Share of labelled features that a single model, (B, ...) -> (B, C), classifies correctly."""
-    assert features.labels is not None
-    device = next(module.parameters()).device
-    hits = 0
-    for x, rows in features.batches(4096):
-        hits += int((module.eval()(x.to(device)).argmax(-1).cpu() == features.labels[rows]).sum())
-    return hits / len(features)
 
 
 def batch_size(ensemble: Ensemble, shape: tuple[int, ...]) -> int:

@@ -23,6 +23,7 @@ from dissensus.evaluation import results
 from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
 from dissensus.evaluation.examples import Example, find_examples
 from dissensus.evaluation.predictions import Predictions
+from dissensus.evaluation.soups import pretrained_tail
 from dissensus.evaluation.suite import Role, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.models.ensemble import Ensemble
@@ -103,15 +104,18 @@ def evaluate_run(
 ) -> pd.DataFrame:
     """Evaluate a trained run, keep what was measured in its folder, and return the frame of `evaluate`.
 
+    The aggregate `wise` is measured where the run's backbone has a tail for the same classes, and its weights are at
+    hand.
+
     Args as for `evaluate`, and:
         suite, summary: name of the suite that the sets belong to, and a line about it.
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
     """
-    classes = run.settings["classes"]
+    classes, backbone = run.settings["classes"], run.settings.get("backbone")
     predictions = predict_sets(
-        ensemble, sets, classes=classes, backbone=run.settings.get("backbone"), held_out=held_out, protocol=protocol,
-        progress=progress,
+        ensemble, sets, classes=classes, backbone=backbone, held_out=held_out,
+        pretrained=pretrained_tail(ensemble, backbone, classes), protocol=protocol, progress=progress,
     )  # fmt: skip
     frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
     if keep != "nothing":

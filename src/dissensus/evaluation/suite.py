@@ -41,7 +41,7 @@ class Suite:
         summary: one line about it.
         train: labelled training set.
         sets: to evaluate on; exactly one has the role id.
-        held_out: labelled, for choices made before the test: the greedy soup, thresholds.
+        held_out: labelled, for choices made before the test: soups, thresholds.
         disagreement: unlabelled, for a2d and divdis.
         train_images: row by row the images that `train` was extracted from, where there are any.
     """

@@ -12,6 +12,7 @@ tensor([[-0.6931, -0.6931]])
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,17 @@ from torch import Tensor
 
 from dissensus._core.errors import DissensusError, ShapeError
 from dissensus._core.registry import Registry
+from dissensus.functional import soups
 from dissensus.functional.checks import check_logits, full_precision
+from dissensus.functional.soups import Loss
 
 Kind = Literal["logits", "weights", "members"]
-Accuracy = Callable[[list[int]], float]
-"""Held-out accuracy of the model whose weights are the mean of these members'."""
+Mixture = list[int] | Tensor
+"""A soup: the members whose weights to average, or the share of each, (M,); with a pretrained tail (M + 1,)."""
+Accuracy = Callable[[Mixture], float]
+"""Held-out accuracy of a soup."""
+INPUTS = ("count", "accuracy", "loss", "labels")
+ALPHAS = tuple(tenth / 10 for tenth in range(11))
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,12 @@ class Aggregate:
         heading: Its name in tables.
         kind: What `function` works on.
             logits: (M, B, C) -> log-probabilities (B, C).
-            weights: number of members and `Accuracy` -> list of the members whose weights to average.
+            weights: what its parameters name -> a `Mixture`; `count` of members, and of the held-out set `accuracy`
+                and `loss` of a soup and `labels` (N,), None where there is no such set.
             members: a metric of each member alone, (M,) -> ().
         function: The aggregate itself; calling the `Aggregate` calls it.
-        held_out: Whether an aggregate of weights needs held-out data for its `Accuracy`.
+        held_out: Whether an aggregate of weights needs held-out data.
+        pretrained: Whether it mixes the members with the backbone's own tail, and so is left out without one.
     """
 
     name: str
@@ -49,10 +58,16 @@ class Aggregate:
     kind: Kind
     function: Callable[..., Any]
     held_out: bool = False
+    pretrained: bool = False
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         """Call `function`."""
-        return self.function(*args)
+        return self.function(*args, **options)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the function's parameters."""
+        return tuple(inspect.signature(self.function).parameters)
 
     @property
     def summary(self) -> str:
@@ -66,18 +81,25 @@ AGGREGATES: Registry[Aggregate] = Registry("aggregate")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def register(heading: str, *, kind: Kind, held_out: bool = False) -> Callable[[_F], _F]:
+def register(heading: str, *, kind: Kind, held_out: bool = False, pretrained: bool = False) -> Callable[[_F], _F]:
     """Add the decorated function to `AGGREGATES` under its name, with dashes for underscores.
 
     Args:
         heading: Its name in tables.
         kind: What it works on, see `Aggregate`.
         held_out: Whether an aggregate of weights needs held-out data.
+        pretrained: Whether it mixes the members with the backbone's own tail.
     """
 
     def add(function: _F) -> _F:
         name = function.__name__.replace("_", "-")
-        AGGREGATES.add(name, Aggregate(name, heading, kind, function, held_out))
+        entry = Aggregate(name, heading, kind, function, held_out, pretrained)
+        if kind == "weights" and not set(entry.inputs) <= set(INPUTS):
+            raise DissensusError(
+                f"the parameters of an aggregate of weights must be among {', '.join(INPUTS)}; got "
+                f"{', '.join(entry.inputs)}"
+            )
+        AGGREGATES.add(name, entry)
         return function
 
     return add
@@ -121,7 +143,7 @@ def vote(logits: Tensor) -> Tensor:
 
 
 @register("uniform soup", kind="weights")
-def soup(count: int, accuracy: Accuracy | None = None) -> list[int]:
+def soup(count: int) -> list[int]:
     """Uniform soup: one model with the mean of all members' weights."""
     return list(range(count))
 
@@ -153,6 +175,56 @@ def greedy_soup(count: int, accuracy: Accuracy) -> list[int]:
     return chosen
 
 
+@register("learned soup", kind="weights", held_out=True)
+def learned_soup(count: int, loss: Loss, accuracy: Accuracy, labels: Tensor) -> Tensor:
+    """Learned soup: the weighted mean of the members' weights with the lowest cross-entropy on held-out data.
+
+    The recipe of Wortsman et al. (2022), pulled towards the uniform soup where labels are few: see `soups`. On the
+    held-out data its cross-entropy is at most that of the uniform soup, and at most log(M) / N above the greedy one's.
+    Labels of one class cannot tell a good member from one that always predicts this class, so they give the uniform
+    soup.
+
+    Args:
+        count: Number of members, M.
+        loss: Mean held-out cross-entropy of a soup.
+        accuracy: Held-out accuracy of a soup, for the greedy one, from which the search starts too.
+        labels: Held-out labels (N,).
+
+    Returns:
+        The share of each member: (M,), at least 0, with sum 1.
+    """
+    if count < 1:
+        raise DissensusError(f"a learned soup needs at least one member; got {count}")
+    if count == 1 or _one_class(labels):
+        return soups.uniform(count)
+    return soups.learn(loss, count, len(labels), other=soups.shares(greedy_soup(count, accuracy), count))
+
+
+@register("wise", kind="weights", pretrained=True)
+def wise(count: int, accuracy: Accuracy | None = None, labels: Tensor | None = None) -> Tensor:
+    """WiSE: the uniform soup mixed with the backbone's own tail, where that has the same classes.
+
+    alpha * soup + (1 - alpha) * pretrained, as Wortsman et al. (2022) for robust fine-tuning. Of alpha = 0, 0.1 .. 1,
+    the one with the highest held-out accuracy; of equals the one nearest to 0.5, then the smallest. Without held-out
+    data, or with labels of one class only, alpha is 0.5, which the authors recommend where it cannot be chosen.
+
+    Args:
+        count: Number of members, M.
+        accuracy: Held-out accuracy of a mixture, (M + 1,); None without held-out data.
+        labels: Held-out labels (N,).
+
+    Returns:
+        The share of each member, and last of the backbone's tail: (M + 1,), at least 0, with sum 1.
+    """
+
+    def mixture(alpha: float) -> Tensor:
+        return torch.cat([alpha * soups.uniform(count), torch.tensor([1 - alpha], dtype=torch.float64)])
+
+    if accuracy is None or labels is None or _one_class(labels):
+        return mixture(0.5)
+    return mixture(max(ALPHAS, key=lambda alpha: (accuracy(mixture(alpha)), -abs(round(10 * alpha) - 5))))
+
+
 @register("members alone", kind="members")
 def members(values: Tensor) -> Tensor:
     """Single members: the mean of what each reaches alone, (M,) -> ()."""
@@ -163,6 +235,10 @@ def members(values: Tensor) -> Tensor:
 def oracle(values: Tensor) -> Tensor:
     """Oracle selection: the member that is best on the test set itself, (M,) -> ()."""
     return _check_values(values).max()
+
+
+def _one_class(labels: Tensor) -> bool:
+    return bool((labels == labels[0]).all())
 
 
 def _check_values(values: Tensor) -> Tensor:

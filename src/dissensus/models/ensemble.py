@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from dissensus._core.errors import DissensusError, ShapeError
 from dissensus.functional.fitted import FittedScore
-from dissensus.models import fitted, saved, stacked, tails
+from dissensus.models import fitted, mixing, saved, stacked, tails
 
 Tail = nn.Module | Callable[[], nn.Module]
 
@@ -149,14 +149,66 @@ class Ensemble(nn.Module):
         """Member i as a plain module, separate from the ensemble."""
         if not -len(self) <= i < len(self):
             raise DissensusError(f"member must be within 0..{len(self) - 1}; got {i}")
-        return self._single(lambda value: value[i])
+        return self._single(lambda name, value: value[i])
 
-    def soup(self, members: Sequence[int] | None = None) -> nn.Module:
-        """A module whose weights are the mean of these members' (None: of all)."""
+    def soup(
+        self,
+        members: Sequence[int] | None = None,
+        *,
+        weights: Tensor | Sequence[float] | None = None,
+        pretrained: nn.Module | None = None,
+    ) -> nn.Module:
+        """A module whose weights are a mean of the members'.
+
+        Args:
+            members: The members to average; None: all.
+            weights: Instead of `members`, the share of each member, (M,), at least 0 and with sum 1;
+                `dissensus.evaluation.soup_weights` learns them. With `pretrained`, (M + 1,).
+            pretrained: A tail like the members' that takes part; its share is the last of `weights`.
+
+        Raises:
+            DissensusError: If there is no member to average, or the weights are no shares of the members.
+            ShapeError: If `pretrained` is not a tail like the members'.
+
+        >>> ensemble = Ensemble(tails.create("linear", 64, 10), members=2)
+        >>> soup = ensemble.soup(weights=[0.75, 0.25])
+        >>> soup(torch.zeros(8, 64)).shape
+        torch.Size([8, 10])
+        """
+        if weights is not None:
+            if members is not None:
+                raise DissensusError("a soup takes members or weights; got both: give members a weight of 0 instead")
+            shares = torch.as_tensor(weights, dtype=torch.float64)
+            mixing.check(shares, len(self) + (pretrained is not None))
+            mixed = self.mix(shares, pretrained)
+            return self._single(lambda name, value: mixed[name])
+        if pretrained is not None:
+            raise DissensusError("a soup with a pretrained tail needs weights, the tail's share last; got none")
         picked = list(range(len(self)) if members is None else members)
         if not picked:
             raise DissensusError("a soup needs at least one member; got an empty list")
-        return self._single(lambda value: value[picked].mean(0) if value.is_floating_point() else value[picked[0]])
+        return self._single(
+            lambda name, value: value[picked].mean(0) if value.is_floating_point() else value[picked[0]]
+        )
+
+    def mix(self, weights: Tensor, pretrained: nn.Module | None = None) -> dict[str, Tensor]:
+        """The tensors of a soup, name -> (...), differentiable in `weights`; see `soup` and `mixing.mean`."""
+        if pretrained is not None and not self.matches(pretrained):
+            raise ShapeError(
+                "a pretrained tail must have the members' layers, norm and classes; got "
+                f"{tails.describe(pretrained) or type(pretrained).__name__}: leave it out"
+            )
+        return mixing.mean(
+            dict(_tensors(self.tail)), weights, None if pretrained is None else dict(_tensors(pretrained))
+        )
+
+    def matches(self, tail: nn.Module) -> bool:
+        """Whether the weights of `tail` can be mixed with the members': the same layers, norm, sizes and classes."""
+        about, other = self.about, tails.describe(tail)
+        known = about is not None and other is not None
+        same = tails.alike(about, other) if known else type(tail) is type(self.tail)  # type: ignore[arg-type]
+        shapes = {name: value.shape[1:] for name, value in _tensors(self.tail)}
+        return same and shapes == {name: value.shape for name, value in _tensors(tail)}
 
     def start_from(self, tail: nn.Module) -> list[str]:
         """Copy into every member the weights of `tail` that match by name and shape; return their names."""
@@ -169,10 +221,10 @@ class Ensemble(nn.Module):
                 stacked[name].copy_(value)
         return list(matching)
 
-    def _single(self, pick: Callable[[Tensor], Tensor]) -> nn.Module:
+    def _single(self, pick: Callable[[str, Tensor], Tensor]) -> nn.Module:
         module = copy.deepcopy(self.tail)
         for name, value in _tensors(self.tail):
-            _assign(module, name, pick(value.detach()).clone())
+            _assign(module, name, pick(name, value.detach()).clone())
         return module
 
     def _write_member(self, i: int, member: nn.Module) -> None:

@@ -40,7 +40,7 @@ STUDIES: Registry[Study] = Registry(
         "generalization": Study(
             tables.generalization,
             "Table 2",
-            "accuracy by oracle member, ensemble and soup, small and large",
+            "accuracy by oracle member, ensemble and soups, small and large",
             ("shift",),
         ),
         "detection": Study(

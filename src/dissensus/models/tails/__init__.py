@@ -15,6 +15,7 @@ from dissensus.models.tails._conv import ACTIVATIONS, Conv
 from dissensus.models.tails._registry import (
     TAILS,
     TailType,
+    alike,
     build,
     check_norm,
     create,
@@ -33,6 +34,7 @@ __all__ = [
     "Conv",
     "Linear",
     "TailType",
+    "alike",
     "build",
     "check_norm",
     "create",

@@ -100,3 +100,16 @@ def width(name: str, shape: Sequence[int]) -> int | None:
 def fits(description: Mapping[str, Any], shape: Sequence[int]) -> bool:
     """Whether the tail that `describe` described takes rows of features of that shape."""
     return bool(width(description["name"], shape) == description["features"])
+
+
+def alike(description: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two tails differ in their weights only; `gamma` is a weight, of which a description has the first value.
+
+    >>> alike({"name": "linear", "features": 64, "classes": 10}, {"name": "linear", "features": 64, "classes": 2})
+    False
+    """
+
+    def layers(about: Mapping[str, Any]) -> dict[str, Any]:
+        return {**about, "gamma": about.get("gamma") is not None}
+
+    return layers(description) == layers(other)
