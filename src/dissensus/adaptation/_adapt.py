@@ -19,7 +19,7 @@ from dissensus.features import FeatureSet
 from dissensus.functional.neighbours import KNN
 from dissensus.models.ensemble import Ensemble
 
-TRAIN_ROWS = 20_000  # training samples that are looked at, at most
+TRAIN_ROWS = 5_000  # training samples that are looked at, at most
 ENOUGH = 50, 10  # labels, and labels per class, from which ways are compared by cross-validation
 FOLDS = 5
 AGREE = 8  # labels from which a run that gets all of them right is left as it is

@@ -19,11 +19,9 @@ from dissensus.functional import scores
 from dissensus.functional.fitted import unit, vectors
 from dissensus.models.ensemble import Ensemble
 
-FLOOR = (
-    0.02  # nats that every sample counts for: where members agree on everything, samples that lie apart are asked for
-)
+FLOOR = 0.02  # nats that every sample counts for: where members agree, samples that lie apart are asked for
 WIDTH = 64  # principal directions in which samples are compared
-STARTS = 4  # of k-means
+STARTS = 2  # of k-means
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,7 +132,7 @@ def spread(information: Tensor, points: Tensor, count: int) -> list[int]:
     K-means with the information as weights; of every cluster, the sample that is informative and near its centre.
     """
     if count >= len(points):
-        return information.argsort(descending=True, stable=True).tolist()
+        return [int(row) for row in information.argsort(descending=True, stable=True)]
     weight = (information.double() + FLOOR).numpy()
     z = _projected(points).numpy()
     means = KMeans(count, n_init=STARTS, random_state=0)
@@ -151,7 +149,8 @@ def spread(information: Tensor, points: Tensor, count: int) -> list[int]:
         if len(rows):
             chosen.append(int(rows[value[rows].argmax()]))
     others = np.setdiff1d(np.arange(len(z)), chosen)  # for clusters that stayed empty
-    return chosen + others[(-value[others]).argsort(kind="stable")[: count - len(chosen)]].tolist()
+    more = others[(-value[others]).argsort(kind="stable")[: count - len(chosen)]]
+    return [*chosen, *map(int, more)]
 
 
 def _projected(points: Tensor) -> Tensor:
@@ -160,4 +159,5 @@ def _projected(points: Tensor) -> Tensor:
         return points
     sample = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:4096]].double()
     _, vectors = torch.linalg.eigh(sample.T @ sample)
-    return points @ vectors[:, -WIDTH:].to(points)
+    projected: Tensor = points @ vectors[:, -WIDTH:].to(points)
+    return projected

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ class Samples:
     labels: Tensor
     train: Tensor
     train_labels: Tensor
+    _trained: dict[int, Tensor] = field(default_factory=dict)  # by member, computed once
+    _spaces: dict[int, Space] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -105,11 +107,19 @@ class Samples:
 
     def embedded_train(self, member: int) -> Tensor:
         """(N, D') of the training samples."""
-        return embed(self.ensemble.member(member), self.train)
+        if member not in self._trained:
+            self._trained[member] = embed(self.ensemble.member(member), self.train)
+        return self._trained[member]
+
+    def space(self, member: int) -> Space:
+        """The units of a member's embedding."""
+        if member not in self._spaces:
+            self._spaces[member] = Space.of(self.embedded_train(member))
+        return self._spaces[member]
 
     def subset(self, index: Tensor) -> Samples:
         """Some of the labelled samples."""
-        part = Samples(self.ensemble, self.features[index], self.labels[index], self.train, self.train_labels)
+        part = replace(self, features=self.features[index], labels=self.labels[index])
         part.__dict__.update(margins=self.margins, logits=self.logits[:, index])  # computed once
         return part
 
@@ -132,22 +142,21 @@ def prior(samples: Samples, more: float = 1.0) -> Blend:
     m, C = samples.best, samples.classes
     weights = torch.zeros(len(samples.ensemble), dtype=torch.float64)
     weights[m] = confidence(C) / samples.margins[m]
-    space = Space.of(samples.embedded_train(m))
     offset = confidence(C) * samples.logits[m]
     power = more * strength(len(samples.labels), C)
-    return Blend(weights, m, fit_correction(samples.embedded(m), samples.labels, offset, space, power))
+    return Blend(weights, m, fit_correction(samples.embedded(m), samples.labels, offset, samples.space(m), power))
 
 
 def new_head(samples: Samples, more: float = 1.0, *, with_training: bool = False) -> Blend:
     """A new last layer from the labels alone, or from as much weight of training samples as of labels."""
     m, n = samples.best, len(samples.labels)
     features, labels, weight = samples.embedded(m), samples.labels, None
-    trained = samples.embedded_train(m)
     if with_training:
+        trained = samples.embedded_train(m)
         features, labels = torch.cat([features, trained]), torch.cat([labels, samples.train_labels])
         weight = torch.cat([torch.ones(n), torch.full((len(trained),), n / len(trained))])
     zeros = torch.zeros(len(labels), samples.classes, dtype=torch.float64)
-    correction = fit_correction(features, labels, zeros, Space.of(trained), more * MOST, weight)
+    correction = fit_correction(features, labels, zeros, samples.space(m), more * MOST, weight)
     return Blend(torch.zeros(len(samples.ensemble), dtype=torch.float64), m, correction)
 
 

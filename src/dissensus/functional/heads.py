@@ -121,7 +121,7 @@ def minimise(loss: Loss, size: int, start: float = 0.0, lowest: float | None = N
     """Minimise a convex loss, which returns value and gradient, by L-BFGS: -> (size,)."""
     result = optimize.minimize(
         loss, np.full(size, start), jac=True, method="L-BFGS-B", bounds=[(lowest, None)] * size,
-        options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-6},
+        options={"maxiter": 500, "ftol": 1e-10, "gtol": 1e-5},
     )  # fmt: skip
     found: NDArray[np.float64] = result.x
     return found
