@@ -120,7 +120,8 @@ def suite_options(run: Run, suite: str | None, root: str | None, features: str |
     about = run.settings.get("backbone")
     if suite == "digits" and about is None:
         return {**options, "backbone": "pixels"}
-    if about is not None and suite is not None and suite != "dominoes":
+    accepted = () if suite is None else suites.accepted_options(suite)
+    if about is not None and (accepted is None or "backbone" in accepted):
         weights = None if about["weights"] in ("package", "hub") else about["weights"]
         options |= {name: about[key] for name, key in (("backbone", "name"), ("layers", "layers"), ("size", "size"))}
         options |= {"crop": about["crop"], "engine": about.get("engine", "eager")}

@@ -57,7 +57,7 @@ def train(
     train_set, suite = inputs.find_features(features)
     other = None if disagreement is None else inputs.find_features(disagreement)[0]
     if other is None and suite is not None and recipe.takes_set:
-        other = suite.disagreement
+        other = suite.disagree_on
     count = members if members is not None else recipe.members or MEMBERS
     ensemble = new_ensemble(train_set, count, tail=tail, norm=norm, init=init, seed=options.seed)
     fabric = inputs.launch(**devices)

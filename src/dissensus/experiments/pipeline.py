@@ -97,7 +97,7 @@ def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) ->
         DissensusError: if there is none.
     """
     takers = [job for job in jobs if job.method != AUTO and METHODS[job.method].takes_set]
-    lacking = takers if suite.disagreement is None else []
+    lacking = takers if suite.disagree_on is None else []
     for job in lacking:
         say(f"{suite.name} goes on without {job.method}: the suite has no set to disagree on", fabric)
     if len(lacking) == len(jobs):

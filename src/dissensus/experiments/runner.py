@@ -54,7 +54,7 @@ class Job:
 
     def disagreement_set(self, suite: Suite) -> FeatureSet | None:
         """What members disagree on, where the method takes a set for it."""
-        return (self.disagreement or suite.disagreement) if METHODS[self.method].takes_set else None
+        return (self.disagreement or suite.disagree_on) if METHODS[self.method].takes_set else None
 
     def name(self, suite: Suite) -> str:
         """A folder name that changes with everything that the result depends on."""

@@ -188,6 +188,7 @@ def _from_recipe(name: str, *, root: str | os.PathLike[str], seed: int = 0, **op
 
 register(summary=digits.DIGITS, training=digits.TRAINING)(digits.digits)
 register(summary=digits.DOMINOES, training=digits.DOMINOES_TRAINING)(digits.dominoes)
+register(summary=digits.DOMINOES_95, training=digits.DOMINOES_TRAINING)(digits.dominoes_95)
 for _name, _suite in RECIPES.items():
     register(name=_name, summary=_suite.summary, training=_suite.training)(partial(_from_recipe, _name))
 register(name=_folders.NAME, summary=_folders.SUMMARY)(partial(_from_recipe, _folders.NAME))

@@ -168,6 +168,8 @@ def _build(
         ),
         held_out=by_role.get("held-out"),
         disagreement=by_role.get("disagreement"),
+        pool=by_role["labels"].unlabelled() if "labels" in by_role else by_role.get("pool"),
+        labels=by_role.get("labels"),
         train_images=_readable(next(s.images for s in sources if s.role == "train"), by_role["train"]),
     )
 
