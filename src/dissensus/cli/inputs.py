@@ -33,7 +33,7 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
     path = Path(where)
     if path.exists() or os.sep in where or path.suffix == ".npz":
         return FeatureSet.open(path), None
-    if where not in suites.SUITES:
+    if where not in suites.SUITES and not suites.needs_root(where):
         raise UnknownNameError("features (neither a folder, an .npz file nor a suite)", where, suites.SUITES)
     if suites.needs_root(where):
         raise DissensusError(

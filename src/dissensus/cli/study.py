@@ -73,7 +73,7 @@ def study(
     for name in chosen:
         studies.STUDIES.check(name)
     check_tail(tail or "backbone", norm)  # before hours are spent on features
-    folder = Path(out or f"runs/studies-{Path(suite).stem}")
+    folder = Path(out or f"runs/studies-{Path(suite).stem.replace(':', '-')}")
     given = {"root": root, "features": features, **backbone, **extraction}
     keywords = {name: value for name, value in given.items() if value is not None}
     options = runner.training_options(suite, training)
