@@ -112,7 +112,7 @@ def test_seven_pairs_by_a_rule():
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ("elefant-photo+giraffe-sketch", "unknown class of pacs-tied 'elefant': did you mean 'elephant'.* known: dog, ele"),
+        ("elefant-photo+giraffe-sketch", "unknown class of pacs-tied 'elefant': .*'elephant'.* known: dog, ele"),
         ("elephant-foto+giraffe-sketch", "unknown style of pacs-tied 'foto': .*known: art, cartoon, photo, sketch"),
         ("elephant-photo", "CLASS-STYLE.CLASS-STYLE, such as elephant-photo.giraffe-sketch; got 'elephant-photo'"),
         ("elephant+giraffe", "CLASS-STYLE.CLASS-STYLE, such as .*; got 'elephant.giraffe'"),
