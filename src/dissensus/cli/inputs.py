@@ -21,7 +21,10 @@ from dissensus.cli.options import DeviceOptions
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.images import ImageSet
+from dissensus.training.methods import METHODS
 from dissensus.training.run import Run
+
+SELF = "self"  # as a disagreement set: views of the training images themselves
 
 
 def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
@@ -42,6 +45,38 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         )
     suite = suites.load(where)
     return suite.train, suite
+
+
+def find_disagreement(
+    which: str | None, train: FeatureSet, images: ImageSet | None, lacking: str, **options: Any
+) -> FeatureSet | None:
+    """Return the disagreement set that the user named.
+
+    Args:
+        which: `SELF`, a feature folder or an .npz file; None: none.
+        train: the training set, for `SELF`.
+        images: the images of the training set, row by row; None if they are not known.
+        lacking: the remedy where they are not.
+        options: of `destroyed_views`.
+    """
+    if which is None:
+        return None
+    if which != SELF:
+        return find_features(which)[0]
+    if images is None:
+        raise DissensusError(f"--disagreement {SELF} makes views of the training images; there are none: {lacking}")
+    from dissensus.suites.destroyed import destroyed_views
+
+    return destroyed_views(train, images, **options)
+
+
+def check_takes_set(methods: Sequence[str], disagreement: str | None) -> None:
+    """Raise if a disagreement set was given and no method takes one, before it is extracted."""
+    if disagreement is not None and not any(name in METHODS and METHODS[name].accepts_set for name in methods):
+        raise DissensusError(
+            f"{', '.join(methods)} take no disagreement set; got --disagreement {disagreement}: leave it out, or use "
+            "a2d, divdis or SED"
+        )
 
 
 def load_suite(
