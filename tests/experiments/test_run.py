@@ -219,7 +219,10 @@ def test_all_methods_leave_out_what_the_data_do_not_allow(photos, tmp_path, caps
 def test_a_method_asked_for_by_name_is_refused(photos, tmp_path, capsys):
     command = ["run", "--suite", "folders", "--root", photos, "--out", tmp_path / "run", *QUICK, "--methods"]
     line = refuse_quietly(capsys, *command, "a2d", "divdis")
-    assert "a2d, divdis need a disagreement set; folders has none: choose other methods, or add --disagreement self" in line
+    assert (
+        "a2d, divdis need a disagreement set; folders has none: choose other methods, or add --disagreement self"
+        in line
+    )
     assert "confidence must be above 1/3" in refuse_quietly(capsys, *command, "two-stage")
 
 
