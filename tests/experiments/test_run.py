@@ -411,6 +411,7 @@ def test_the_example_of_the_document_runs(tmp_path, capsys, monkeypatch):
     classes(root / "spring", kinds, count=10)
     classes(root / "autumn", kinds[:2], count=2)
     images(root / "meadow", 4)
+    classes(root / "field", kinds, count=2)
     images(root / "stones", 4, side=40)
     lines = ["file,kind,soil,year"]
     for year in (2023, 2024):
