@@ -152,5 +152,5 @@ def _asked(service: Service, session: Session) -> Markup:
 
 def _adapted(adapted: Adapted) -> Markup:
     form = "<div class='dv dv-adapted' role='status'><h2>{}</h2><p>{}</p>{}</div>"
-    way = adapted.way[:1].upper() + adapted.way[1:]
+    way = f"Choice: {adapted.way}"
     return Markup(form).format(way, adapted.reason, adapted.table.html())

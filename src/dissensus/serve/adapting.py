@@ -75,9 +75,7 @@ def why_not(service: Service) -> str:
     if len(shape) != 1:
         return f"Adapting here needs features that are vectors; this run's are {tuple(shape)}: use dissensus.adapt."
     if not isinstance(ensemble.fitted.get("knn"), KNN):
-        return (
-            "Adapting compares with training features, which the score knn keeps; this run has no knn: train it again."
-        )
+        return "Adapting compares with training features; this run keeps none (the score knn does): train it with knn."
     try:
         last_layer(ensemble.tail)
     except DissensusError as error:

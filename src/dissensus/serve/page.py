@@ -229,7 +229,7 @@ and answers in JSON. `?false_alarms=0.01` sets another rate.
 
     curl -F files=@cat.jpg -F files=@what.png ADDRESS/api/predict
 
-ADDRESS is the address of this page.
+ADDRESS is the address of this page. `POST /api/ask?count=8` takes images in the same way and answers which to label.
 
 `GET /api/health` returns the status and the name of the run; `GET /api/schema` is the OpenAPI document.
 """
