@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_runs_that_cannot_be_adapted(service, place, monkeypatch):
     member = service.detector.ensemble.member(0)
     single = Detector(Ensemble(member, members=1, init="template"), backbone=service.detector.members.backbone)
     assert "this run has one" in adapting.why_not(Service(single, "run"))
-    monkeypatch.setattr(type(other.detector.members.backbone), "shape", (8, 2, 2))
+    monkeypatch.setattr(other.detector.members, "backbone", SimpleNamespace(shape=(8, 2, 2)))
     assert "vectors; this run's are (8, 2, 2)" in adapting.why_not(other)
 
 

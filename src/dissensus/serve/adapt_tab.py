@@ -80,7 +80,8 @@ def create(service: Service, max_upload_mb: float) -> None:
             questions = adapting.questions(service, session.pool, int(wanted), labelled=session.labelled)
         except DissensusError as error:
             return session, str(problem(str(error))), "", gr.update(visible=False)
-        session = replace(session, questions=questions)
+        labels = {one.key: session.labels[one.key] for one in questions if one.key in session.labels}
+        session = replace(session, questions=questions, labels=labels)  # without those of removed images
         return session, str(_asked(service, session)), *show(session)
 
     def upload(paths: list[str] | None, wanted: float, session: Session) -> tuple[Session, str, str, Any]:
