@@ -63,7 +63,7 @@ def serve(
                     "--images shows training rows; this run has no fitted score knn and --train is not given: give it"
                 )
             say("this run has no fitted score knn: nearest training images need --train FEATURES")
-        service = Service(detector, Path(run).resolve().name, neighbours)
+        service = Service(detector, Path(run).resolve().name, neighbours, Path(run))
         if detector.threshold is None:
             say(uncalibrated(run))
         shown = clickable.of_folder(examples) if examples is not None else clickable.of_run(Path(run))

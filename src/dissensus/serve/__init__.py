@@ -1,4 +1,4 @@
 """A web page and a JSON API over one detector, for `dissensus serve`. Needs the extra serve.
 
-service -> cards (HTML) -> page (Gradio), api (FastAPI, JSON) -> server
+service -> adapting -> cards (HTML) -> page, adapt_tab (Gradio), api (FastAPI, JSON) -> server
 """

@@ -1,4 +1,4 @@
-"""The JSON API: POST /api/predict, GET /api/health, GET /api/schema."""
+"""The JSON API: POST /api/predict and /api/ask, GET /api/health and /api/schema."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from starlette.exceptions import HTTPException
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
+from dissensus.serve import adapting
 from dissensus.serve.service import Service
 
-PREDICT = "/api/predict"
+PREDICT, ASK = "/api/predict", "/api/ask"
 WAITING = 256  # requests at once
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -63,6 +64,29 @@ class Answer(BaseModel):
     calibrated: bool
     false_alarms: float | None = Field(description="the rate of these verdicts")
     results: list[Result] = Field(description="one for each file, in order")
+
+
+class Asked(BaseModel):
+    """An image to label."""
+
+    row: int = Field(description="its place among the files, from 0")
+    path: str = Field(description="the file's name as sent")
+    reason: str = Field(description="how the members vote")
+
+
+class Unused(BaseModel):
+    """A file that is no candidate."""
+
+    path: str
+    error: str
+
+
+class Questions(BaseModel):
+    """What to label."""
+
+    run: str = Field(description="name of the run folder")
+    questions: list[Asked] = Field(description="most informative first")
+    errors: list[Unused] = Field(description="files that cannot be read, and copies of others")
 
 
 class Error(BaseModel):
@@ -115,14 +139,30 @@ def create(service: Service, max_upload: int) -> FastAPI:
             return JSONResponse({"error": f"{bad[0].name}: {bad[0].error}"}, 422)
         return JSONResponse({"error": f"none of the {len(bad)} files is a readable image", **answer}, 422)
 
+    def ask(
+        files: Annotated[list[UploadFile], File(description="unlabelled images")],
+        count: Annotated[int, Query(description="how many to label")] = adapting.COUNT,
+    ) -> JSONResponse:
+        """Choose the images whose labels tell most about which members are right."""
+        if reason := adapting.why_not(service):
+            return JSONResponse({"error": reason}, 400)
+        pool = adapting.read(service, [(file.filename or "", file.file.read) for file in files])
+        asked = [
+            {"row": one.row, "path": one.name, "reason": one.reason} for one in adapting.questions(service, pool, count)
+        ]
+        errors = [{"path": name, "error": why} for name, why in pool.problems]
+        return JSONResponse({"run": service.name, "questions": asked, "errors": errors})
+
     async def health() -> JSONResponse:
         """Return the status and the name of the run."""
         return JSONResponse({"status": "ok", "version": __version__, **service.facts()})
 
     async def unknown() -> JSONResponse:
-        return JSONResponse({"error": f"there are POST {PREDICT}, GET /api/health and GET /api/schema"}, 404)
+        return JSONResponse({"error": f"there are POST {PREDICT} and {ASK}, GET /api/health and /api/schema"}, 404)
 
     app.add_api_route(PREDICT, predict, methods=["POST"], response_class=JSONResponse, responses=RESPONSES)
+    responses = RESPONSES | {200: {"model": Questions, "description": "what to label"}}
+    app.add_api_route(ASK, ask, methods=["POST"], response_class=JSONResponse, responses=responses)
     app.add_api_route("/api/health", health, methods=["GET"], response_class=JSONResponse)
     # Before the page, which is mounted at the root and answers everything else.
     app.add_api_route("/api/{rest:path}", unknown, methods=["GET", "POST", "PUT", "DELETE"], include_in_schema=False)

@@ -1,4 +1,4 @@
-"""The page, in Gradio: one image with its verdict, many images as a table, and how to use the API.
+"""The page, in Gradio: one image with its verdict, many images as a table, adapting, and how to use the API.
 
 Uploads are read as files, not through Gradio's image component, which decodes and stores them again: page, API and
 command line see the same bytes.
@@ -16,15 +16,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
+from dissensus.serve import adapt_tab
 from dissensus.serve.cards import EMPTY, card, problem
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Inspection, Service
+from dissensus.serve.settings import HIDDEN, KEPT, MANY
 
-MANY = 200  # files per upload
-KEPT = 1800  # seconds for which uploads and inspections are kept
 SESSIONS = 500  # sessions whose inspections are kept
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-HIDDEN: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # the API is `api.py`, not Gradio's
 FORMATS = "JPEG, PNG, WebP, TIFF, GIF, BMP"
 # fonts of the system: nothing is downloaded
 FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -39,6 +38,8 @@ def create(service: Service, examples: Sequence[Example], max_upload_mb: float) 
             _one(service, examples, slider, max_upload_mb)
         with gr.Tab("Many images"):
             _many(service, slider, max_upload_mb)
+        with gr.Tab("Adapt"):
+            adapt_tab.create(service, max_upload_mb)
         with gr.Tab("API"):
             gr.Markdown(_api_help(max_upload_mb))
     blocks.state_session_capacity = SESSIONS
@@ -228,7 +229,7 @@ and answers in JSON. `?false_alarms=0.01` sets another rate.
 
     curl -F files=@cat.jpg -F files=@what.png ADDRESS/api/predict
 
-ADDRESS is the address of this page.
+ADDRESS is the address of this page. `POST /api/ask?count=8` takes images in the same way and answers which to label.
 
 `GET /api/health` returns the status and the name of the run; `GET /api/schema` is the OpenAPI document.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -34,20 +35,31 @@ class Inspection:
 
 
 class Service:
-    """A detector for several threads; `name` is that of the run on the page and in responses.
+    """A detector for several threads.
 
     A lock lets one image at a time be decoded and run: threads would share the processor anyway, and memory stays that
     of one image.
+
+    Args:
+        detector: The detector.
+        name: The name of the run on the page and in responses.
+        neighbours: Where nearest training images are searched.
+        run: The folder of the run, if there is one.
     """
 
-    def __init__(self, detector: Detector, name: str, neighbours: Neighbours | None = None) -> None:
-        self.detector, self.name, self.neighbours = detector, name, neighbours
-        self._lock = Lock()
+    def __init__(
+        self, detector: Detector, name: str, neighbours: Neighbours | None = None, run: Path | None = None
+    ) -> None:
+        self.detector, self.name, self.neighbours, self.run = detector, name, neighbours, run
+        self.lock = Lock()
         detector.members(detector.members.encoder.image(Image.new("RGB", (8, 8))))  # fail now if it takes no images
 
-    def inspect(self, name: str, data: bytes, *, details: bool = False) -> Inspection:
-        """Run trunk and members on a file's content; `details` adds picture and nearest training images."""
-        with self._lock:
+    def inspect(self, name: str, data: bytes, *, details: bool = False, picture: int = 0) -> Inspection:
+        """Run trunk and members on a file's content.
+
+        `details` adds picture and nearest training images, `picture` only a picture with so many pixels per side.
+        """
+        with self.lock:
             try:
                 image = decode(data)
             except BadImage as error:
@@ -56,7 +68,7 @@ class Service:
             features = members.encoder.image(image)
             outputs = members(features).cpu()
             if not details:
-                return Inspection(name, outputs)
+                return Inspection(name, outputs, thumbnail(image, picture) if picture else "")
             nearest = self.neighbours.nearest(features[0]) if self.neighbours else ()
             return Inspection(name, outputs, thumbnail(image, PIXELS), nearest)
 
