@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.adaptation import ways
-from dissensus.adaptation.adapted import Adaptation, Adapted, By, Way
+from dissensus.adaptation.adapted import Adaptation, Adapted, By, Way, counted
 from dissensus.adaptation.ways import Blend, Samples
 from dissensus.features import FeatureSet
 from dissensus.functional.neighbours import KNN
@@ -222,14 +222,14 @@ def _choose(
         error = float(gain.std(correction=0)) / math.sqrt(n)
         way = best if float(gain.mean()) > ERRORS * error else base
         versus = f"as it is: {accuracy['as it is']:.1%}"
-        return way, f"By {FOLDS}-fold cross-validation on {n} labels: {way}, {accuracy[way]:.1%} ({versus})."
+        return way, f"By {FOLDS}-fold cross-validation on {counted(n)}: {way}, {accuracy[way]:.1%} ({versus})."
     if by != "auto":
         return allowed[0], f"By {by}, as asked."
     if n >= AGREE and accuracy["as it is"] == 1:
         return "as it is", f"The run gets all {n} labels right: nothing to adapt."
     missed = n - round(accuracy["as it is"] * n)
     return "prior", (
-        f"The run gets {missed} of {n} labels wrong, its best member {int((~samples.right[samples.best]).sum())}: that "
+        f"The run gets {missed} of {counted(n)} wrong, its best member {int((~samples.right[samples.best]).sum())}: that "
         "member is the prior of a new head. With so few labels a rule decides, not their accuracy."
     )
 
@@ -248,8 +248,8 @@ def _doubt(samples: Samples) -> str:
     if not rivals:
         return ""
     shown = ", ".join(map(str, sorted([best, *rivals])[:8])) + (", ..." if len(rivals) > 7 else "")
-    advice = f"label about {needed} more" if needed > 0 else "label samples on which they differ (dissensus ask)"
-    return f"{n} {'label' if n == 1 else 'labels'} cannot tell members {shown} apart: {advice}."
+    advice = f"label about {needed} more" if needed > 0 else "label samples on which they differ, as `ask` chooses them"
+    return f"{counted(n)} cannot tell members {shown} apart: {advice}."
 
 
 def _better(wins: float, losses: float) -> float:

@@ -14,6 +14,15 @@ from dissensus.models.ensemble import Ensemble
 By = Literal["auto", "member", "prior", "head", "weights"]
 
 
+def counted(labels: int) -> str:
+    """A number of labels in words.
+
+    >>> counted(1), counted(16)
+    ('1 label', '16 labels')
+    """
+    return f"{labels} label{'' if labels == 1 else 's'}"
+
+
 class Way(Part):
     """One way to use the labels, as measured on them."""
 
@@ -45,7 +54,7 @@ class Adaptation(Document):
     @property
     def summary(self) -> str:
         """One line, for cards and reports."""
-        return f"adapted by {self.way} with {self.labels} labels"
+        return f"adapted by {self.way} with {counted(self.labels)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +86,7 @@ class Adapted:
         rows = tuple(
             Row((("> " if way.chosen else "  ") + way.name,), (Value(way.accuracy),)) for way in self.document.ways
         )
-        note = f"{self.document.labels} labels; > is the choice."
+        note = f"{counted(self.document.labels)}; > is the choice."
         return Table("", ("way",), (Column("accuracy %", heading, percent=True),), rows, note)
 
     def __repr__(self) -> str:
