@@ -229,8 +229,8 @@ def _choose(
         return "as it is", f"The run gets all {n} labels right: nothing to adapt."
     missed = n - round(accuracy["as it is"] * n)
     return "prior", (
-        f"The run gets {missed} of {counted(n)} wrong, its best member {int((~samples.right[samples.best]).sum())}: that "
-        "member is the prior of a new head. With so few labels a rule decides, not their accuracy."
+        f"The run gets {missed} of {counted(n)} wrong, its best member {int((~samples.right[samples.best]).sum())}. "
+        "That member is the prior of a new head. With so few labels a rule decides, not their accuracy."
     )
 
 
