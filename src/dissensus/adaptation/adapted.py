@@ -45,7 +45,7 @@ class Adaptation(Document):
     @property
     def summary(self) -> str:
         """One line, for cards and reports."""
-        return f"adapted by {self.way} with {self.labels} labels"
+        return f"adapted by {self.way} with {self.labels} label{'s' * (self.labels > 1)}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -84,7 +84,7 @@ def evaluate_runs(
     ]
     if chosen.held_out and evaluated_on[0][1] is None:
         raise DissensusError(f"{aggregate} is chosen on held-out features; none were given: add --held-out FEATURES")
-    names = name_runs([run.settings for run in opened], [str(run.folder) for run in opened])
+    names = name_runs([run.named for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
     for run, (row, _), (sets, held_out_set) in zip(opened, names, evaluated_on, strict=True):
         frame = saved.evaluate_run(
