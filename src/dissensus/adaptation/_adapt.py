@@ -224,6 +224,8 @@ def _choose(
     allowed = [name for name in accuracy if by == "auto" or name.startswith(by)]
     if not allowed:
         raise DataError("a new head needs labels of two classes; all labels are of one: label others, or go by prior")
+    if by == "auto" and n >= AGREE and accuracy["as it is"] == 1:
+        return "as it is", f"The run gets all {n} labels right: nothing to adapt."
     if answers is not None:
         base = "prior" if "prior" in allowed else allowed[0]
         best = max(allowed, key=lambda name: accuracy[name])
@@ -234,8 +236,6 @@ def _choose(
         return way, f"By {FOLDS}-fold cross-validation on {n} labels: {way}, {accuracy[way]:.1%} ({versus})."
     if by != "auto":
         return allowed[0], f"By {by}, as asked."
-    if n >= AGREE and accuracy["as it is"] == 1:
-        return "as it is", f"The run gets all {n} labels right: nothing to adapt."
     missed = n - round(accuracy["as it is"] * n)
     return "prior", (
         f"The run gets {missed} of {n} labels wrong, its best member {int((~samples.right[samples.best]).sum())}: that "
