@@ -259,3 +259,23 @@ def vim(train: Array, x: Array, weight: Array, bias: Array, principal: int, cent
     beside = vectors[:, np.argsort(values)[: len(values) - principal]]
     alpha = (u @ weight.T + bias).max(1).mean() / np.linalg.norm((u - origin) @ beside, axis=1).mean()
     return alpha * np.linalg.norm((q - origin) @ beside, axis=1) - np.logaddexp.reduce(q @ weight.T + bias, axis=1)
+
+
+def head_loss(W: Array, z: Array, labels: Array, offset: Array, strength: float) -> float:
+    """-sum_b log softmax(offset_b + W z_b)_{y_b} + |W|^2 / (2 strength): W (C, D), z (B, D), offset (B, C)."""
+    total = sum(W[c, d] ** 2 for c in range(W.shape[0]) for d in range(W.shape[1])) / (2 * strength)
+    for b in range(len(z)):
+        logits = np.array([offset[b, c] + sum(W[c, d] * z[b, d] for d in range(z.shape[1])) for c in range(len(W))])
+        total -= np.log(softmax(logits)[int(labels[b])])
+    return float(total)
+
+
+def slope(loss, at: Array, step: float = 1e-5) -> Array:
+    """The gradient of a function of an array, by central differences."""
+    gradient = np.zeros_like(at)
+    for index in np.ndindex(*at.shape):
+        ahead, behind = at.copy(), at.copy()
+        ahead[index] += step
+        behind[index] -= step
+        gradient[index] = (loss(ahead) - loss(behind)) / (2 * step)
+    return gradient

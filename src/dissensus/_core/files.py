@@ -18,6 +18,7 @@ from dissensus._core.errors import RunError
 from dissensus._core.locks import locked
 
 TEMPORARY = ".tmp"
+REMEDY = "choose another --out, or remove it yourself"
 
 
 @contextmanager
@@ -169,6 +170,16 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise RunError(f"the output must be a folder; {there} is a file: choose another --out")
     if not os.access(there, os.W_OK):
         raise RunError(f"the output must be in a folder that you may write to; {there} is not: choose another --out")
+
+
+def check_folder(out: Path) -> None:
+    """Raise `RunError` if `out` is not a new or empty folder: changes made by hand would be lost."""
+    if not out.name:
+        raise RunError(f"--out must name a new folder; got {str(out)!r}")
+    if out.exists() and not out.is_dir():
+        raise RunError(f"--out must name a folder; {out} is a file: {REMEDY}")
+    if out.is_dir() and any(out.iterdir()):
+        raise RunError(f"--out must be a new or an empty folder; {out} holds files: {REMEDY}")
 
 
 def make_folder(path: Path) -> None:

@@ -121,6 +121,10 @@ def _samples(ensemble: Ensemble, labelled: FeatureSet, names: Sequence[str], tra
     """The labelled samples, checked."""
     if labelled.labels is None:
         raise DataError("adapt needs labels; got an unlabelled set: give class folders, a table with labels, or npz")
+    if labelled.passes > 1:
+        raise DataError(
+            f"labelled samples come once each; got {labelled.passes} augmented passes: extract without --augment"
+        )
     ensemble.check_features(labelled.shape, "the labelled set")
     if ensemble.classes is not None and len(names) != ensemble.classes:
         raise DataError(f"classes must name the {ensemble.classes} classes of the ensemble; got {len(names)}: name all")
@@ -133,7 +137,7 @@ def _samples(ensemble: Ensemble, labelled: FeatureSet, names: Sequence[str], tra
     features = labelled.rows(slice(None))
     labels = torch.tensor([names.index(labelled.classes[c]) for c in labelled.labels.tolist()])
     kept = _consistent(features, labels, names)
-    return Samples(ensemble, features[kept], labels[kept], *_training(ensemble, train))
+    return Samples(ensemble, features[kept], labels[kept], *_training(ensemble, train, names))
 
 
 def _consistent(features: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
@@ -150,12 +154,17 @@ def _consistent(features: Tensor, labels: Tensor, names: Sequence[str]) -> Tenso
     return torch.tensor(list(first.values()))
 
 
-def _training(ensemble: Ensemble, train: FeatureSet | None) -> tuple[Tensor, Tensor]:
+def _training(ensemble: Ensemble, train: FeatureSet | None, names: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Training features and labels, or a random part of them."""
     if train is not None:
         if train.labels is None:
             raise DataError("training features need labels; got an unlabelled set: give those that were trained on")
         ensemble.check_features(train.shape, "the training set")
+        if train.classes != tuple(names):
+            raise DataError(
+                f"training features have the classes of the ensemble, in its order; got {len(train.classes)} classes, "
+                f"{', '.join(map(repr, train.classes[:3]))}, ...: give those that were trained on"
+            )
         rows = _part(len(train) // train.passes)
         return train.rows(rows), train.labels[rows]
     knn = ensemble.fitted.get("knn")
@@ -215,6 +224,8 @@ def _choose(
     allowed = [name for name in accuracy if by == "auto" or name.startswith(by)]
     if not allowed:
         raise DataError("a new head needs labels of two classes; all labels are of one: label others, or go by prior")
+    if by == "auto" and n >= AGREE and accuracy["as it is"] == 1:
+        return "as it is", f"The run gets all {n} labels right: nothing to adapt."
     if answers is not None:
         base = "prior" if "prior" in allowed else allowed[0]
         best = max(allowed, key=lambda name: accuracy[name])
@@ -225,8 +236,6 @@ def _choose(
         return way, f"By {FOLDS}-fold cross-validation on {counted(n)}: {way}, {accuracy[way]:.1%} ({versus})."
     if by != "auto":
         return allowed[0], f"By {by}, as asked."
-    if n >= AGREE and accuracy["as it is"] == 1:
-        return "as it is", f"The run gets all {n} labels right: nothing to adapt."
     missed = n - round(accuracy["as it is"] * n)
     return "prior", (
         f"The run gets {missed} of {counted(n)} wrong, its best member {int((~samples.right[samples.best]).sum())}. "

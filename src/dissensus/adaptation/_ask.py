@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -52,6 +53,15 @@ class Questions:
         """Why each sample is asked for: how the members vote."""
         return [self._reason(votes) for votes in self.votes]
 
+    def at(self, rows: Sequence[int]) -> Questions:
+        """The same questions, about a pool of which `rows` were the one that was looked at."""
+        return replace(self, rows=torch.tensor(rows)[self.rows])
+
+    @property
+    def named_votes(self) -> list[list[str]]:
+        """The class that each member predicts, by name: one list per sample."""
+        return [[self._name(vote) for vote in votes] for votes in self.votes.tolist()]
+
     def _reason(self, votes: Tensor) -> str:
         counts = torch.bincount(votes, minlength=1)
         order = counts.argsort(descending=True, stable=True)
@@ -93,12 +103,7 @@ def ask(
         >>> questions = ask(ensemble, FeatureSet.open("pool"), count=16)
         >>> pool.names[questions.rows[0]], questions.reasons[0]
     """
-    if count < 1:
-        raise DissensusError(f"count must be at least 1; got {count}: try 16")
-    if len(ensemble) < 2:
-        raise DissensusError(
-            "labels choose among members; this ensemble has one: train several, or label a random sample of the pool"
-        )
+    check(ensemble, count)
     if features.passes > 1:
         raise DataError(
             f"a pool has each sample once; got {features.passes} augmented passes: extract without --augment"
@@ -107,6 +112,16 @@ def ask(
     disagreement, votes, directions = _look(ensemble.eval(), features, progress)
     rows = torch.tensor(spread(disagreement, directions, min(count, len(features))))
     return Questions(rows, disagreement[rows], votes[rows], classes)
+
+
+def check(ensemble: Ensemble, count: int) -> None:
+    """Raise `DissensusError` if there is nothing to ask: no count, or one member only."""
+    if count < 1:
+        raise DissensusError(f"count must be at least 1; got {count}: try 16")
+    if len(ensemble) < 2:
+        raise DissensusError(
+            "labels choose among members; this ensemble has one: train several, or label a random sample of the pool"
+        )
 
 
 @torch.no_grad()

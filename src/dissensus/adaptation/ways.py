@@ -161,10 +161,10 @@ def new_head(samples: Samples, more: float = 1.0, *, with_training: bool = False
 
 
 def member_weights(samples: Samples) -> Blend:
-    """Weights over members, none negative."""
+    """Weights over members, none negative; equal ones if the labels argue against every member."""
     M = len(samples.ensemble)
     weights = fit_weights(samples.logits, samples.labels, confidence(samples.classes) / M)
-    return Blend(weights / samples.margins)
+    return Blend(weights / samples.margins) if bool(weights.any()) else as_it_is(samples)
 
 
 def blended_logits(blend: Blend, samples: Samples) -> Tensor:
@@ -183,11 +183,12 @@ def build(ensemble: Ensemble, blend: Blend) -> Ensemble:
     """
     weights = blend.weights
     members = [blend.member] if blend.member is not None else weights.nonzero().flatten().tolist()
-    if blend.correction is None and len(members) == len(ensemble) and bool((weights == weights[0]).all()):
+    unscaled = blend.correction is None and bool((weights[members] == 1 / len(members)).all())
+    if unscaled and len(members) == len(ensemble):
         return copy.deepcopy(ensemble)
-    if blend.correction is None and len(members) == 1:
-        return _of_members(ensemble, members)
     result = _of_members(ensemble, members)
+    if unscaled:  # the last layer need not be known
+        return result
     weight, bias = (result.stacked()[name] for name in last_layer(result.tail))
     with torch.no_grad():
         for position, m in enumerate(members):

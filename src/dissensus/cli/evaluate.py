@@ -90,7 +90,7 @@ def evaluate_runs(
     if chosen.pretrained:
         for run in opened:
             _check_pretrained(run, aggregate)
-    names = name_runs([run.settings for run in opened], [str(run.folder) for run in opened])
+    names = name_runs([run.named for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
     for run, (row, _), (sets, held_out_set) in zip(opened, names, evaluated_on, strict=True):
         frame = saved.evaluate_run(

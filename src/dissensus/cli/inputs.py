@@ -16,11 +16,14 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus.adaptation import questionnaire
 from dissensus.backbones import Backbone
 from dissensus.cli.command import say
 from dissensus.cli.options import DeviceOptions
+from dissensus.detection.members import Members
+from dissensus.detection.samples import is_features
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
-from dissensus.features import FeatureSet
+from dissensus.features import FeatureSet, check_backbone
 from dissensus.features.store import Store
 from dissensus.images import ImageSet, walk
 from dissensus.training.methods import METHODS
@@ -138,6 +141,57 @@ def find_sets(
                 )
             sets.append(SuiteSet(name, role, find_features(where)[0]))
     return sets, kept
+
+
+def find_pool(where: str) -> FeatureSet | ImageSet:
+    """Return samples without their labels: a feature folder, an .npz file, or images as for predict."""
+    if is_features(where):
+        return FeatureSet.open(where)
+    return ImageSet.find(where, unlabelled=True)
+
+
+def find_labelled(where: str, pool: str | None, members: Members, classes: Sequence[str], progress: bool) -> FeatureSet:
+    """Return labelled samples as features: a table that was filled in, images with labels, or features with labels.
+
+    Args:
+        where: The table, the images or the features.
+        pool: The pool that a table of rows is about.
+        members: Those of the run, whose trunk runs over images.
+        classes: Names of the run's classes.
+        progress: Show a progress bar if stderr is a terminal.
+
+    Raises:
+        DataError: If there are no labels, or the samples do not fit the run.
+    """
+    if questionnaire.is_table(where):
+        answers = questionnaire.read(where, classes)
+        if answers.paths:
+            _check_unused(pool, where)
+            return members.encode(answers.paths, progress=progress)[0].labelled(answers.labels)
+        if pool is None:
+            raise DataError(f"{where} has rows of a pool; it was not given: add --pool and what ask was given")
+        source = find_pool(pool)
+        chosen = source.subset(questionnaire.choose(answers, source, pool))
+        features = chosen if isinstance(chosen, FeatureSet) else members.encode(chosen, progress=progress)[0]
+        check_backbone(members.backbone_info, features, pool)
+        return features.labelled(answers.labels)
+    _check_unused(pool, where)
+    if is_features(where):
+        features = FeatureSet.open(where)
+        check_backbone(members.backbone_info, features, where)
+        return features
+    images = ImageSet.find(where)
+    if images.labels is None:
+        raise DataError(
+            f"adapt needs labels; the images of {where} have none: give class folders, a table with a column label, "
+            "or the table of dissensus ask"
+        )
+    return members.encode(images, progress=progress)[0].labelled([images.classes[c] for c in images.labels.tolist()])
+
+
+def _check_unused(pool: str | None, where: str) -> None:
+    if pool is not None:
+        raise DissensusError(f"--pool is for a table of rows; {where} is none, got --pool {pool}: leave it out")
 
 
 def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:

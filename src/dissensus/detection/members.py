@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from dissensus.detection.samples import Resolved
 from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.features.encoder import Encoder
+from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
 
 BATCH = 64  # images
@@ -89,6 +90,31 @@ class Members:
             for features in batches:
                 yield self(features)
                 bar.update(len(features))
+
+    def encode(
+        self, images: ImageSet | Sequence[str], *, strict: bool = True, progress: bool = False
+    ) -> tuple[FeatureSet, list[int]]:
+        """Return the features of images, in memory and unlabelled, and the positions of the images that could be read.
+
+        Args:
+            images: A set of images, or paths.
+            strict: Raise if an image cannot be read, instead of leaving it out.
+            progress: Show a progress bar if stderr is a terminal.
+        """
+        parts, readable, start = list[Tensor](), list[int](), 0
+        hidden = None if progress else True
+        with (
+            self.encoder.stream(images, batch_size=BATCH, strict=strict) as batches,
+            tqdm(total=len(images), desc="encode", unit="image", leave=False, disable=hidden) as bar,
+        ):
+            for batch, features in batches:
+                parts.append(features)
+                readable += [start + position for position in batch.readable]
+                start += len(batch.names)
+                bar.update(len(batch.names))
+        if not readable:
+            raise DataError(f"at least one image must be readable; none of {start:,} is: check the paths")
+        return FeatureSet.from_arrays(torch.cat(parts), provenance={"backbone": self.backbone_info}), readable
 
     def _rows(self, features: FeatureSet) -> Iterator[Tensor]:
         check_backbone(self.backbone_info, features, "the given set")

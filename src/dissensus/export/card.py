@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dissensus.adaptation import runs
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import HubDocument
 from dissensus.detection.verdicts import NOTHING_UNUSUAL
@@ -31,6 +32,7 @@ def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> st
         count=len(detector.classes),
         sample="a sample" if about is None else "an image",
         tail=_tail(detector),
+        adapted=_adapted(run),
         version=config.version,
         input=f"features):  # (N, {width}) float32" if about is None else '["photo.jpg"]):',
         classes=_classes(detector.classes),
@@ -53,6 +55,17 @@ def _tail(detector: Detector) -> str:
         return ""
     norm = f" with norm `{about['norm']}`" if "norm" in about else ""
     return f"Members are tails `{about['name']}`{norm}. "
+
+
+def _adapted(run: Run) -> str:
+    """What `adapt` did, and to what before; nothing for other runs."""
+    document = runs.read(run)
+    if document is None:
+        return ""
+    per_class = ", ".join(f"{_cell(name)} {count}" for name, count in document.per_class.items())
+    earlier = "".join(f" Before that: {_cell(each)}." for each in document.before)
+    summary = f"{document.summary[0].upper()}{document.summary[1:]}"
+    return f"{_cell(summary)} ({per_class}), to hold where these are from.{earlier} "
 
 
 def _fitted(detector: Detector) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from dissensus import __version__
 from dissensus._core import documents, tensors
-from dissensus._core.files import assembling, make_folder, replacing
+from dissensus._core.files import assembling, check_folder, make_folder, replacing
 from dissensus.backbones import BackboneDescription
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.pretrained import CONFIG, ENSEMBLE, TRUNK, HubDocument, TrainedOn
 from dissensus.export import card
-from dissensus.export.targets import Written, check_folder, register
+from dissensus.export.targets import Written, register
 from dissensus.training.options import Settings
 from dissensus.training.run import Run
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.files import REMEDY
 from dissensus._core.registry import Registry
 from dissensus.training.run import Run
 
 MARK = "dissensus"  # the metadata key of files written here
-REMEDY = "choose another --out, or remove it yourself"
 
 
 class Written(NamedTuple):
@@ -78,13 +78,3 @@ def check_file(out: Path, suffix: str, is_export: Callable[[Path], bool]) -> Non
         raise RunError(f"--out must name a file; {out} is a folder: write {out / ('model' + suffix)}")
     if out.exists() and not is_export(out):
         raise RunError(f"--out must be free or an earlier export; {out} is something else: {REMEDY}")
-
-
-def check_folder(out: Path) -> None:
-    """Raise `RunError` if `out` is not a new or empty folder: changes made by hand would be lost."""
-    if not out.name:
-        raise RunError(f"--out must name a new folder; got {str(out)!r}")
-    if out.exists() and not out.is_dir():
-        raise RunError(f"--out must name a folder; {out} is a file: {REMEDY}")
-    if out.is_dir() and any(out.iterdir()):
-        raise RunError(f"--out must be a new or an empty folder; {out} holds files: {REMEDY}")

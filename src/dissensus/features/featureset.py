@@ -282,6 +282,11 @@ class FeatureSet:
     def _labelled(self) -> bool:
         return self.labels is not None or self.groups is not None
 
+    def labelled(self, labels: Values, classes: Sequence[str] | None = None) -> FeatureSet:
+        """Return the same rows, in memory, with other labels: (N,) integers, or names of classes."""
+        backbone = {name: value for name, value in self.provenance.items() if name == "backbone"}
+        return FeatureSet.from_arrays(self.rows(slice(None)), labels, classes=classes, provenance=backbone)
+
     def split(self, fraction: float, seed: int) -> tuple[FeatureSet, FeatureSet]:
         """Return the rest and a random `fraction` that is held out, stratified by class where labels are known.
 

@@ -19,7 +19,7 @@ from dissensus._core.errors import DataError, some
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
 from dissensus.images._datasets import list_arrays, list_dataset
-from dissensus.images._listing import Joined, Listing, PathLike, Reader
+from dissensus.images._listing import Files, Joined, Listing, PathLike, Reader
 from dissensus.images._lists import Columns
 from dissensus.images._paths import list_path
 from dissensus.images._tars import list_tars
@@ -184,6 +184,10 @@ class ImageSet:
             return image
         width, height = (round(side * self._shorter / shorter) for side in image.size)
         return image.resize((width, height), Image.Resampling.BICUBIC)  # Pillow widens the kernel: no aliasing
+
+    def path(self, i: int) -> str | None:
+        """Return the absolute path of image `i`; None if it is not a file of its own, as in a tar."""
+        return os.path.join(self._reader.root, self.names[i]) if isinstance(self._reader, Files) else None
 
     def subset(self, index: Values | slice) -> ImageSet:
         """Return some images, by indices, a mask (N,) or a slice, in this order; `classes` stay the same."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.options import combine, given
+from dissensus.adaptation import runs
 from dissensus.models import tails
 from dissensus.report.sources import EvaluatedRun
 from dissensus.training.methods import METHODS
@@ -33,14 +34,20 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def commands(entry: EvaluatedRun) -> list[str]:
-    """Train and evaluate, with the settings that differ from the defaults; FEATURES is the training set."""
+    """Train, or adapt, and evaluate, with the settings that differ from the defaults.
+
+    FEATURES is the training set, LABELLED what `adapt` was given.
+    """
     out = shlex.quote(str(entry.run.folder))
-    train = [
-        "dissensus train FEATURES",
-        *(f"--{flag.replace('_', '-')} {value}" for flag, value in changes(entry.run.settings)),
-    ]
+    adaptation = runs.read(entry.run)
+    if adaptation is not None:
+        by = "" if adaptation.by == "auto" else f"--by {adaptation.by} "
+        made = [f"dissensus adapt {shlex.quote(adaptation.run or 'RUN')} --labelled LABELLED {by}".rstrip()]
+    else:
+        flags = (f"--{flag.replace('_', '-')} {value}" for flag, value in changes(entry.run.settings))
+        made = ["dissensus train FEATURES", *flags]
     return [
-        " ".join([*train, f"--out {out}"]),
+        " ".join([*made, f"--out {out}"]),
         f"dissensus evaluate {out} --suite {shlex.quote(entry.evaluation.about.suite)}",
     ]
 

@@ -58,7 +58,7 @@ def gather(paths: Sequence[str | Path]) -> Sources:
     suite = _one_suite(suites)
     entries = list(runs.values())
     _check_classes(entries)
-    names = name_runs([entry.run.settings for entry in entries], [str(entry.run.folder) for entry in entries])
+    names = name_runs([entry.run.named for entry in entries], [str(entry.run.folder) for entry in entries])
     named = tuple(replace(entry, row=row, name=name) for entry, (row, name) in zip(entries, names, strict=True))
     return Sources(suite, named, tuple(outcomes), tuple(left_out))
 

@@ -37,6 +37,7 @@ METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 AUTO = "auto"  # the method of runs that `tune` made
 TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
+ADAPTATION = "adaptation.json"  # of runs that `adapt` made
 
 
 class Data(Part):
@@ -103,9 +104,8 @@ class Run:
             RunError: if the folder holds anything else, or if it holds this run and `resume` is False.
         """
         folder = Path(folder)
-        versions = {"dissensus": __version__, "torch": torch.__version__, "python": platform.python_version()}
         wanted = cls(
-            folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions, notes=())
+            folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions(), notes=())
         )
         if folder.exists() and not folder.is_dir():
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
@@ -160,9 +160,23 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The settings that distinguish the rows of this run in a table of results; the method of `tune` is auto."""
+        """The settings that distinguish the rows of this run in a table of results.
+
+        The method of `tune` is auto; that of a run of `adapt` ends in ", adapted".
+        """
         about = {name: self.settings[name] for name in ("method", "active", "diversity", "seed")}
-        return {**about, "method": AUTO} if (self.folder / TUNING[-1]).is_file() else about
+        method = AUTO if (self.folder / TUNING[-1]).is_file() else about["method"]
+        return {**about, "method": f"{method}, adapted" if self.adapted else method}
+
+    @property
+    def adapted(self) -> bool:
+        """Whether `adapt` made this run."""
+        return (self.folder / ADAPTATION).is_file()
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """All settings, with the method as tables show it: what `name_runs` tells runs apart by."""
+        return {**self.settings, "method": self.about["method"]}
 
     @property
     def finished(self) -> bool:
@@ -238,6 +252,11 @@ def _difference(name: str, there: Any, here: Any) -> str:
     if first == second:
         first, second = str(there), str(here)
     return f"{name} is {first} there, {second} here"
+
+
+def versions() -> dict[str, str]:
+    """The versions that run.json records."""
+    return {"dissensus": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _short(value: Any) -> str:
