@@ -1,6 +1,8 @@
 from . import backbones as backbones
 from . import suites as suites
 from ._core.errors import DissensusError as DissensusError
+from .adaptation import adapt as adapt
+from .adaptation import ask as ask
 from .adaptation import tune as tune
 from .detection import Detector as Detector
 from .detection import ImageEnsemble as ImageEnsemble

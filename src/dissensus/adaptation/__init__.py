@@ -1,4 +1,7 @@
-"""Adaptation: choose how to train and to detect without OOD data. Names are listed in __init__.pyi."""
+"""Adaptation: choose how to train and detect without OOD data, and among hypotheses with a few labels.
+
+Names are listed in __init__.pyi.
+"""
 
 import lazy_loader
 

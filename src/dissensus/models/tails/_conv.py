@@ -52,9 +52,14 @@ class Conv(nn.Module):
         nn.init.zeros_(self.conv.bias)
         init_linear(self.head)
 
+    last = "head"  # the path of the last layer
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The input of the last layer: (B, D, H, W) or (B, D) -> (B, hidden)."""
+        positions = x[:, None] if x.ndim == 2 else x.flatten(2).transpose(1, 2)  # (B, H*W, D)
+        return ACTIVATIONS[self.activation](self.conv(NORMS[self.norm](positions))).mean(1)
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, D, H, W) or (B, D) -> (B, C)."""
-        positions = x[:, None] if x.ndim == 2 else x.flatten(2).transpose(1, 2)  # (B, H*W, D)
-        hidden = ACTIVATIONS[self.activation](self.conv(NORMS[self.norm](positions))).mean(1)
-        logits: Tensor = self.head(hidden)
+        logits: Tensor = self.head(self.embed(x))
         return logits

@@ -31,9 +31,15 @@ class Linear(nn.Linear):
         """Draw the weight from a truncated normal (0.02) as ViT heads do; bias zero."""
         init_linear(self)
 
+    last = ""  # the path of the last layer
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The input of the last layer: (B, D) -> (B, D)."""
+        return NORMS[self.norm](x)
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, D) -> (B, C)."""
-        return super().forward(NORMS[self.norm](x))
+        return super().forward(self.embed(x))
 
     def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
         """All members in one matrix product, (B, D) @ (D, M*C), where they share x."""

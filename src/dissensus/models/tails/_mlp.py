@@ -59,12 +59,19 @@ class MLP(nn.Module):
         if self.gamma is not None and self.initial_gamma is not None:
             nn.init.constant_(self.gamma, self.initial_gamma)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, D), or (B, T, D) of tokens, -> (B, C)."""
+    last = "head"  # the path of the last layer
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The input of the last layer: (B, D), or (B, T, D) of tokens, -> (B, D)."""
         x = NORMS[self.norm](x)
         branch = self.fc2(F.gelu(self.fc1(self.norm1(x))))
         x = x + (branch if self.gamma is None else self.gamma * branch)
-        logits: Tensor = self.head(self.norm2(x if x.ndim == 2 else x.mean(1)))
+        embedded: Tensor = self.norm2(x if x.ndim == 2 else x.mean(1))
+        return embedded
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D), or (B, T, D) of tokens, -> (B, C)."""
+        logits: Tensor = self.head(self.embed(x))
         return logits
 
     def forward_stacked(self, params: Mapping[str, Tensor], x: Tensor, scratch: Scratch) -> tuple[Tensor, Saved]:
