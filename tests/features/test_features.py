@@ -846,6 +846,22 @@ def test_a_subset_has_one_pass_by_default(augmented, tmp_path):
     assert two.save(tmp_path / "two").passes == 2
 
 
+def test_unlabelled_is_a_view_without_labels_and_groups(tmp_path):
+    memory = FeatureSet.from_arrays(
+        arrays()[0], np.arange(len(arrays()[0])) % 3, groups=np.arange(len(arrays()[0])) % 2
+    )
+    for features in (memory, memory.save(tmp_path / "f"), memory.subset([4, 1, 2]), memory.unlabelled()):
+        bare = features.unlabelled()
+        assert (bare.labels, bare.groups, bare.classes, bare.group_names) == (None, None, (), ())
+        assert torch.equal(bare.rows(slice(None)), features.rows(slice(None)))
+        assert bare._parts is features._parts, "not copied"
+        twin = pickle.loads(pickle.dumps(bare))
+        assert (twin.labels, twin.fingerprint) == (None, bare.fingerprint)
+        assert bare.unlabelled() is bare
+        assert bare.subset([1, 0]).labels is None
+    assert memory.unlabelled().fingerprint == FeatureSet.from_arrays(arrays()[0]).fingerprint
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_pickles_keep_passes(stored, augmented, tmp_path):
     features = augmented.save(tmp_path / "f") if stored else augmented

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from dissensus._core.errors import DataError
 from dissensus.images import ImageSet
@@ -171,3 +172,27 @@ def test_undecodable_file_names(tmp_path):
     assert images.image(0).getpixel((0, 0)) == RED
     assert len(images.fingerprint) == 64
     assert json.dumps(images.names)
+
+
+def test_sets_are_joined_by_name(tmp_path):
+    for place, names in (("a", ("cat", "dog")), ("b", ("dog", "eel"))):
+        for name in names:
+            (tmp_path / place / name).mkdir(parents=True)
+            Image.new("RGB", (3, 2), {"a": "red", "b": "blue"}[place]).save(tmp_path / place / name / "0.png")
+    first, second = ImageSet.find(tmp_path / "a"), ImageSet.find(tmp_path / "b")
+    both = ImageSet.joined({"x": first, "y": second})
+    assert both.names == ("x/cat/0.png", "x/dog/0.png", "y/dog/0.png", "y/eel/0.png")
+    assert (both.classes, both.labels.tolist()) == (("cat", "dog", "eel"), [0, 1, 1, 2])
+    assert (both.group_names, both.groups.tolist()) == (("x", "y"), [0, 0, 1, 1])
+    twin = pickle.loads(pickle.dumps(both.subset([3, 0])))
+    assert [twin.image(i).getpixel((0, 0)) for i in range(2)] == [(0, 0, 255), (255, 0, 0)]
+    grey = ImageSet.from_arrays(np.full((2, 4, 4), 7, np.uint8))
+    mixed = ImageSet.joined({"x": first, "z": grey})
+    assert mixed.labels is None
+    assert mixed.image(3).getpixel((0, 0)) == (7, 7, 7)
+    other = ImageSet.joined({"x": first, "z": ImageSet.from_arrays(np.full((2, 4, 4), 8, np.uint8))})
+    assert len({s.fingerprint for s in (both, mixed, other)}) == 3
+    with refused("names without a slash"):
+        ImageSet.joined({"x/y": first})
+    with refused("shrunk alike or not at all"):
+        ImageSet.joined({"x": first, "y": second.shrunk(1)})

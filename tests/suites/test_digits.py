@@ -23,7 +23,7 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.suites._scans import CORRUPTIONS, DISTORTIONS, corrupt
 
 SEEDS = (0, 1)
-every_suite = pytest.mark.parametrize("name", ["digits", "dominoes"])
+every_suite = pytest.mark.parametrize("name", ["digits", "dominoes", "dominoes-95"])
 every_seed = pytest.mark.parametrize("seed", SEEDS)
 
 
@@ -45,8 +45,9 @@ def pixels(features: FeatureSet) -> NDArray[np.float32]:
 def parts(suite: Suite) -> dict[str, FeatureSet]:
     """Every set of the suite by name."""
     assert suite.held_out is not None
-    assert suite.disagreement is not None
-    parts = {"train": suite.train, "held-out": suite.held_out, "disagreement": suite.disagreement}
+    parts = {"train": suite.train, "held-out": suite.held_out}
+    others = {"disagreement": suite.disagreement, "labels": suite.labels}
+    parts |= {name: features for name, features in others.items() if features is not None}
     return parts | {s.name: s.features for s in suite.sets}
 
 
@@ -78,7 +79,7 @@ def test_every_set_is_float32_within_the_pixel_range_and_says_where_it_is_from(n
         assert x.max() <= 1
         assert (np.ptp(x, axis=1) > 0.1).all(), f"no image of {set_name} is blank"
         about = features.provenance
-        assert (about["suite"], about["set"], about["seed"]) == (name, set_name, seed)
+        assert (about["suite"], about["set"], about["seed"]) == (name.removesuffix("-95"), set_name, seed)
         assert sklearn.__version__ in about["data"]
 
 
@@ -191,14 +192,30 @@ def test_dominoes_label_is_the_lower_digit_and_group_adds_the_upper(seed: int) -
         upper, lower = read(features)
         assert set(upper) <= {0, 1}
         assert set(lower) <= {7, 9}
-        if features.labels is not None:
-            assert features.classes == ("7", "9")
-            assert np.array_equal(features.labels.numpy(), lower == 9)
+        assert features.classes == ("7", "9")
+        assert features.labels is not None
+        assert np.array_equal(features.labels.numpy(), lower == 9)
         if features.groups is not None:
             assert np.array_equal(features.groups.numpy(), 2 * (lower == 9) + upper)
             assert features.group_names == ("7 under 0", "7 under 1", "9 under 0", "9 under 1")
-        assert (features.labels is None) == (name == "disagreement")
-        assert (features.groups is None) == (name in ("id", "disagreement"))
+        assert (features.groups is None) == (name == "id")
+
+
+def test_dominoes_pool_is_balanced_and_its_labels_are_apart() -> None:
+    suite = load("dominoes")
+    assert suite.pool is not None
+    assert suite.labels is not None
+    assert (suite.pool.labels, suite.pool.groups, suite.pool.classes) == (None, None, ())
+    assert suite.disagree_on is suite.pool
+    assert np.array_equal(pixels(suite.pool), pixels(suite.labels))
+    assert suite.labels.groups is not None
+    assert len(set(suite.labels.groups.bincount().tolist())) == 1
+
+
+def test_dominoes_95_is_tied_in_95_percent() -> None:
+    suite, other = load("dominoes-95"), suites.load("dominoes", tie=0.95)
+    assert suite.train.fingerprint == other.train.fingerprint
+    assert suite.train.provenance["tie"] == 0.95
 
 
 @pytest.mark.parametrize("tie", [1.0, 0.95, 0.5])
@@ -209,7 +226,7 @@ def test_dominoes_ties_upper_to_lower_in_train_held_out_and_id_only(tie: float) 
         for label, digit in enumerate((7, 9)):
             share = (upper[lower == digit] == label).mean()
             assert abs(share - tie) <= 0.5 / (lower == digit).sum() + 1e-9
-    for name in ("groups", "disagreement"):
+    for name in ("groups", "labels"):
         upper, lower = read(sets[name])
         assert (upper[lower == 7] == 0).mean() == (upper[lower == 9] == 0).mean() == 0.5
 
@@ -228,7 +245,7 @@ def test_dominoes_parts_have_scans_of_their_own(seed: int) -> None:
     sets = parts(load("dominoes", seed))
     for half in (UPPER, LOWER):
         test = scans(sets["id"], half) | scans(sets["groups"], half)
-        apart = [test, *(scans(sets[name], half) for name in ("train", "held-out", "disagreement"))]
+        apart = [test, *(scans(sets[name], half) for name in ("train", "held-out", "labels"))]
         assert sum(map(len, apart)) == len(set.union(*apart))
     assert scans(sets["id"], LOWER) == scans(sets["groups"], LOWER)
 

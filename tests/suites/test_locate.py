@@ -90,3 +90,19 @@ def test_each_place_is_listed_once(tiny, monkeypatch):
     monkeypatch.setattr(ImageSet, "find", noted)
     _locate.locate(suites.RECIPES["tiny-imagenet"], tiny)
     assert listed == ["train", "val", "textures"]
+
+
+def test_a_pool_has_no_labels_and_labels_make_a_pool(tmp_path):
+    classes(tmp_path / "train", count=4)
+    classes(tmp_path / "there", count=3)
+    suite = load(recipe_of(tmp_path, OWN + "  there: {role: pool, images: there}\n"), tmp_path)
+    assert (len(suite.pool), suite.pool.labels, suite.labels) == (9, None, None)
+    assert suite.disagree_on is suite.pool
+    suite = load(recipe_of(tmp_path, OWN + "  there: {role: labels, images: there}\n"), tmp_path)
+    assert (len(suite.pool), suite.pool.labels) == (9, None)
+    assert suite.labels.class_counts.tolist() == [3, 3, 3]
+    text = OWN + "  there: {role: labels, images: there}\n  far: {role: disagreement, images: there/cat}\n"
+    suite = load(recipe_of(tmp_path, text), tmp_path)
+    assert suite.disagree_on is suite.disagreement
+    statuses = _locate.check(_yaml.read(tmp_path / "own.yaml"), tmp_path)
+    assert [(s.role, s.images, s.classes) for s in statuses[2:]] == [("labels", 9, 3), ("disagreement", 3, 0)]

@@ -141,8 +141,11 @@ def waterbirds(tmp_path_factory):
 def test_waterbirds(waterbirds):
     suite = load("waterbirds", waterbirds)
     assert roles(suite) == {"id": "id", "groups": "groups"}
-    assert [len(features) for features in (suite.train, suite.disagreement)] == [12, 12]
-    assert suite.disagreement.labels is None
+    assert [len(features) for features in (suite.train, suite.pool, suite.labels)] == [12, 12, 12]
+    assert suite.disagree_on is suite.pool
+    assert (suite.pool.labels, suite.pool.groups) == (None, None)
+    assert suite.labels.folder == suite.pool.folder, "extracted once"
+    assert suite.labels.groups.bincount().tolist() == [3, 3, 3, 3]
     assert suite.train.classes == ("0", "1")
     groups = by_name(suite)["groups"].features
     assert groups.group_names == ("y=0 place=0", "y=0 place=1", "y=1 place=0", "y=1 place=1")

@@ -119,6 +119,42 @@ def test_a_sed_divdis_step_is_the_gradient_of_the_definition(train):
         torch.testing.assert_close(ensemble.stacked()[name], leaf - 0.1 * grad, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("regulariser", ["a2d", "divdis"])
+@pytest.mark.parametrize("main", ["active", "all"])
+def test_a_sed_step_with_a_set_adds_the_term_on_its_samples(regulariser, main, train, elsewhere):
+    """CE + diversity/2 (term on training samples by hardness + plain term on the set), pairs of active members."""
+    ensemble, active = linear().double(), torch.tensor([2, 0, 3])
+    x, labels, there = train.rows(slice(0, 20)).double(), train.labels[:20], elsewhere.rows(slice(0, 15)).double()
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in ensemble.stacked().items()}
+    here, away = ensemble.run(leaves, x), ensemble.run(leaves, there)[active]
+    alpha = losses.hardness(here[active], labels)
+    if regulariser == "a2d":
+        term = (alpha * losses.a2d(here[active])).mean() + losses.a2d(away).mean()
+    else:
+        own = losses.sed(here[active], labels, 2.0, regulariser="divdis")
+        term = own - losses.cross_entropy(here[active], labels).mean() + losses.divdis(away)
+    loss = losses.cross_entropy(here if main == "all" else here[active], labels).mean() + 0.7 / 2 * term
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    settings = make_settings(method=f"sed-{regulariser}", members=4, active=3, diversity=0.7, main=main)
+    stepper = Stepper(ensemble, settings, Fabric(accelerator="cpu", devices=1))
+    statistics = stepper(Batch(x, labels, 20, there, 15), active, 1.0)
+    assert statistics[0].item() == pytest.approx(loss.item(), rel=1e-10)
+    for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+        torch.testing.assert_close(ensemble.stacked()[name], leaf - 0.1 * grad, rtol=1e-9, atol=1e-12)
+
+
+def test_sed_with_a_set_differs_and_a_weight_of_zero_ignores_the_set(train, elsewhere):
+    def weights(method, diversity, disagreement=None):
+        ensemble = fit(
+            linear(), train, method, epochs=2, diversity=diversity, disagreement=disagreement, progress=False
+        )
+        return ensemble.stacked()["weight"]
+
+    assert not torch.equal(weights("sed-a2d", 0.5), weights("sed-a2d", 0.5, elsewhere))
+    assert torch.equal(weights("a2d", 0), weights("a2d", 0, elsewhere))
+    assert torch.equal(weights("sed-a2d", 0), weights("sed-a2d", 0, elsewhere))
+
+
 def make_settings(method="sed-a2d", members=4, **changes):
     plain = {
         "active": 2, "diversity": 0.5, "epochs": 1, "lr": 0.1, "batch_size": 20, "weight_decay": 0.0,
@@ -313,7 +349,7 @@ def test_unfit_data_is_refused_and_nothing_is_written(train, elsewhere, tmp_path
         ({"features": blobs(width=5)}, r"features of width 6; the training set has rows of shape \(5,\)"),
         ({"features": blobs(classes=4)}, r"3 classes, 0\.\.2; the training set has label 3"),
         ({"method": "a2d", "disagreement": blobs(width=5)}, "width 6; got width 5: extract both"),
-        ({"method": "sed-a2d", "disagreement": elsewhere}, "takes no disagreement set"),
+        ({"method": "deep-ensemble", "disagreement": elsewhere}, "takes no disagreement set"),
     ]
     for options, message in cases:
         with pytest.raises((DataError, ShapeError), match=message):

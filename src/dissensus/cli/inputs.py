@@ -23,7 +23,10 @@ from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.features.store import Store
 from dissensus.images import ImageSet, walk
+from dissensus.training.methods import METHODS
 from dissensus.training.run import Run
+
+SELF = "self"  # as a disagreement set: views of the training images themselves
 
 
 def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
@@ -40,7 +43,7 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         )
     if path.exists() or os.sep in where or path.suffix == ".npz":
         return FeatureSet.open(path), None
-    if where not in suites.SUITES:
+    if where not in suites.SUITES and not suites.needs_root(where):
         raise UnknownNameError("features (neither a folder, an .npz file nor a suite)", where, suites.SUITES)
     if suites.needs_root(where):
         raise DissensusError(
@@ -49,6 +52,38 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         )
     suite = suites.load(where)
     return suite.train, suite
+
+
+def find_disagreement(
+    which: str | None, train: FeatureSet, images: ImageSet | None, lacking: str, **options: Any
+) -> FeatureSet | None:
+    """Return the disagreement set that the user named.
+
+    Args:
+        which: `SELF`, a feature folder or an .npz file; None: none.
+        train: the training set, for `SELF`.
+        images: the images of the training set, row by row; None if they are not known.
+        lacking: the remedy where they are not.
+        options: of `destroyed_views`.
+    """
+    if which is None:
+        return None
+    if which != SELF:
+        return find_features(which)[0]
+    if images is None:
+        raise DissensusError(f"--disagreement {SELF} makes views of the training images; there are none: {lacking}")
+    from dissensus.suites.destroyed import destroyed_views
+
+    return destroyed_views(train, images, **options)
+
+
+def check_takes_set(methods: Sequence[str], disagreement: str | None) -> None:
+    """Raise if a disagreement set was given and no method takes one, before it is extracted."""
+    if disagreement is not None and not any(name in METHODS and METHODS[name].accepts_set for name in methods):
+        raise DissensusError(
+            f"{', '.join(methods)} take no disagreement set; got --disagreement {disagreement}: leave it out, or use "
+            "a2d, divdis or SED"
+        )
 
 
 def load_suite(
@@ -127,7 +162,8 @@ def suite_options(run: Run, suite: str | None, root: str | None, features: str |
     about = run.settings.get("backbone")
     if suite == "digits" and about is None:
         return {**options, "backbone": "pixels"}
-    if about is not None and suite is not None and suite != "dominoes":
+    accepted = () if suite is None else suites.accepted_options(suite)
+    if about is not None and (accepted is None or "backbone" in accepted):
         weights = None if about["weights"] in ("package", "hub") else about["weights"]
         options |= {name: about[key] for name, key in (("backbone", "name"), ("layers", "layers"), ("size", "size"))}
         options |= {"crop": about["crop"], "engine": about.get("engine", "eager")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from dissensus.training.methods import DEFAULT_METHOD
 from dissensus.training.options import MEMBERS, TrainOptions
 
 BY_SUITE = "What is not given is the suite's choice, else the default shown."
+NO_IMAGES = "use a suite of images, without --augment"  # to make views of
+READING = ("batch_size", "workers", "shard_images", "max_bad", "strict")  # how views are extracted, but not which
 
 
 @command(
@@ -34,6 +37,7 @@ def run(
     tail: str | None = None,
     norm: str | None = None,
     init: Literal["random", "pretrained"] = "random",
+    disagreement: str | None = None,
     features: str | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -56,6 +60,8 @@ def run(
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
         norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
         init: how members start: random, as in the paper, or from the backbone's weights where they fit.
+        disagreement: for a2d and divdis, and for SED besides the hard samples: self for jigsaws of the training images,
+            or a folder or .npz of features; by default the suite's own, for a2d and divdis only.
         features: where to keep the features; by default OUT/features.
         seed: decides splits, initial weights and batches.
         progress: show progress bars when stderr is a terminal.
@@ -83,6 +89,7 @@ def run(
     alone = TrainOptions(**{**training, "seed": seed})  # auto takes nothing that a suite recommends
     jobs = [runner.Job(name, alone if name == AUTO else options, members, tail, init, norm) for name in names]
     pipeline.check(jobs)
+    inputs.check_takes_set(names, disagreement)
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
@@ -95,6 +102,11 @@ def run(
         keywords = {name: value for name, value in usual.items() if accepted is None or name in accepted}
         keywords |= {name: value for name, value in given.items() if value is not None}
         loaded = suites.load(suite, seed=seed, **keywords)
+        reading = {name: value for name, value in extraction.items() if name in READING}
+        shared = inputs.find_disagreement(
+            disagreement, loaded.train, loaded.train_images, NO_IMAGES, progress=progress, fabric=fabric, **reading
+        )
+        jobs = [replace(job, disagreement=shared) for job in jobs]
         feasible = pipeline.feasible(jobs, loaded, fabric)
         frame = pipeline.run_methods(loaded, feasible, Path(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:

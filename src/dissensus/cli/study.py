@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dissensus._core.errors import DissensusError
 from dissensus.cli.command import Flags, Given, command, say
 from dissensus.cli.options import BackboneOptions
-from dissensus.cli.run import BY_SUITE
+from dissensus.cli.run import BY_SUITE, NO_IMAGES, READING
 from dissensus.features.options import ExtractOptions
 from dissensus.training.options import PASSES, TrainOptions
 
@@ -34,6 +34,7 @@ def study(
     quick: bool = False,
     tail: str | None = None,
     norm: str | None = None,
+    disagreement: str | None = None,
     features: str | None = None,
     format: Literal["text", "md", "tex"] = "text",
     progress: bool = True,
@@ -55,6 +56,8 @@ def study(
         quick: fewer weights, sizes and epochs, to see that it works.
         tail: linear, mlp, conv or backbone; by default what was cut off, if more than the classifier, else linear.
         norm: what the tail does to features first: l2, layer or none; by default l2 for linear, none for the others.
+        disagreement: what a2d and divdis disagree on: self for jigsaws of the training images, or a folder or .npz of
+            features; by default the suite's own.
         features: where to keep the features; by default the cache.
         format: how to print tables: text, Markdown (md) or LaTeX (tex).
         progress: show progress bars when stderr is a terminal.
@@ -63,6 +66,7 @@ def study(
 
     from dissensus import suites
     from dissensus._core.files import check_output
+    from dissensus.cli import inputs
     from dissensus.experiments import runner, studies
     from dissensus.training.create import check_tail
 
@@ -74,7 +78,7 @@ def study(
     for name in chosen:
         studies.STUDIES.check(name)
     check_tail(tail or "backbone", norm)  # before hours are spent on features
-    folder = Path(out or f"runs/studies-{Path(suite).stem}")
+    folder = Path(out or f"runs/studies-{Path(suite).stem.replace(':', '-')}")
     check_output(folder)
     given = {"root": root, "features": features, **backbone, **extraction}
     keywords = {name: value for name, value in given.items() if value is not None}
@@ -86,7 +90,16 @@ def study(
         extracted = {**keywords, "progress": progress} if suites.uses_backbone(name) else {}
 
         def load(**changes: Any) -> suites.Suite:
-            return suites.load(name, **{**extracted, **changes})
+            loaded = suites.load(name, **{**extracted, **changes})
+            if disagreement is None or name != suite:
+                return loaded
+            reading = {key: value for key, value in extraction.items() if key in READING}
+            return replace(
+                loaded,
+                disagreement=inputs.find_disagreement(
+                    disagreement, loaded.train, loaded.train_images, NO_IMAGES, progress=progress, **reading
+                ),
+            )
 
         return studies.Lab(
             load, folder, options, seeds=range(seeds), quick=quick, progress=progress, tail=tail, norm=norm, tell=say

@@ -26,23 +26,23 @@ def suite(action: Literal["check"], name: str, *, root: str = ".") -> None:
     from dissensus import suites
     from dissensus.suites import _locate
 
-    recipe = suites.recipe(name, Path(root))
-    statuses = _locate.check(recipe, Path(root))
+    found = suites.check(name, Path(root))
     rows = []
-    for s in statuses:
+    for s in found.statuses:
         count = f"{s.images:,}" + (f" x {s.sets}" if s.sets > 1 else "") if s.images else "-"
         state = s.state if not s.text else f"{s.state}: {s.text}" if s.state != "found" else f"found, but {s.text}"
         rows.append((s.name, s.role, s.place, count, str(s.classes or "-"), state))
     heads = ("set", "role", "where", "images", "classes", "state")
-    print(f"{recipe.name}: {recipe.summary}\n")
+    print(f"{found.name}: {found.summary}\n")
     print(tabulate(rows, heads, disable_numparse=True))
-    missing = [s.name for s in statuses if s.state == "missing" and s.role in _locate.REQUIRED]
-    unusable = [s.name for s in statuses if s.state == "unusable"]
+    missing = [s.name for s in found.statuses if s.state == "missing" and s.role in _locate.REQUIRED]
+    unusable = [s.name for s in found.statuses if s.state == "unusable"]
     if missing or unusable:
         problems = [f"without {' and '.join(missing)}"] if missing else []
         problems += [f"with {' and '.join(unusable)} as is"] if unusable else []
-        raise DissensusError(f"suite {recipe.name} cannot be run {', '.join(problems)}: see the list for how")
-    if recipe.note:
-        say(f"{recipe.name}: {recipe.note}")
-    command = f"dissensus run --suite {shlex.quote(name)} --root {shlex.quote(root)} --out runs/{recipe.name}"
+        raise DissensusError(f"suite {found.name} cannot be run {', '.join(problems)}: see the list for how")
+    if found.note:
+        say(f"{found.name}: {found.note}")
+    out = f"runs/{found.name.replace(':', '-')}"
+    command = f"dissensus run --suite {shlex.quote(name)} --root {shlex.quote(root)} --out {out}"
     say(f"run it with: {command}")

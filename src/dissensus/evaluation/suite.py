@@ -43,6 +43,9 @@ class Suite:
         sets: to evaluate on; exactly one has the role id.
         held_out: labelled, for choices made before the test: soups, thresholds.
         disagreement: unlabelled, for a2d and divdis.
+        pool: unlabelled samples of the place where the model will be used.
+        labels: the rows of `pool` with labels and groups: what a user would answer if asked. Only studies that simulate
+            a user look at it.
         train_images: row by row the images that `train` was extracted from, where there are any.
     """
 
@@ -52,4 +55,11 @@ class Suite:
     sets: tuple[SuiteSet, ...]
     held_out: FeatureSet | None = None
     disagreement: FeatureSet | None = None
+    pool: FeatureSet | None = None
+    labels: FeatureSet | None = None
     train_images: ImageSet | None = None
+
+    @property
+    def disagree_on(self) -> FeatureSet | None:
+        """What a2d and divdis disagree on: `disagreement`, else `pool`."""
+        return self.pool if self.disagreement is None else self.disagreement

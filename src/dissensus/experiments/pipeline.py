@@ -104,11 +104,14 @@ def feasible(jobs: Sequence[Job], suite: Suite, fabric: Fabric | None = None) ->
         DissensusError: if there is none.
     """
     takers = [job for job in jobs if job.method != AUTO and METHODS[job.method].takes_set]
-    lacking = takers if suite.disagreement is None else []
+    lacking = [job for job in takers if job.disagreement_set(suite) is None]
     if len(lacking) == len(jobs):
         names = ", ".join(job.method for job in jobs)
         need = "needs" if len(jobs) == 1 else "need"
-        raise DissensusError(f"{names} {need} a disagreement set; {suite.name} has none: choose other methods")
+        raise DissensusError(
+            f"{names} {need} a disagreement set; {suite.name} has none: choose other methods, or add --disagreement "
+            "self for jigsaws of the training images"
+        )
     for job in lacking:
         say(f"{suite.name} goes on without {job.method}: the suite has no set to disagree on", fabric)
     return [job for job in jobs if job not in lacking]

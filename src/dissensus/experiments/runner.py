@@ -44,7 +44,7 @@ class Job:
     tail: str | None = None
     init: str = "random"
     norm: str | None = None  # None: the tail's default
-    disagreement: FeatureSet | None = None  # None: the suite's own, where the method takes one
+    disagreement: FeatureSet | None = None  # None: the suite's own, where the method needs one
 
     def ensemble(self, suite: Suite) -> Ensemble:
         """The members, untrained."""
@@ -54,8 +54,10 @@ class Job:
         )
 
     def disagreement_set(self, suite: Suite) -> FeatureSet | None:
-        """What members disagree on, where the method takes a set for it."""
-        return (self.disagreement or suite.disagreement) if METHODS[self.method].takes_set else None
+        """The set that members disagree on: the job's, where the method can use it; else the suite's, where it must."""
+        method = METHODS[self.method]
+        own = suite.disagree_on if method.takes_set else None
+        return self.disagreement if self.disagreement is not None and method.accepts_set else own
 
     def name(self, suite: Suite) -> str:
         """A folder name that changes with everything that the result depends on."""

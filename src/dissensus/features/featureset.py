@@ -186,7 +186,9 @@ class FeatureSet:
         # A mapped array would be pickled by value: send the folder and the row numbers instead.
         if self._root is not None:
             return FeatureSet.subset, (self._root, self._index, self.passes)
-        return super().__reduce__() if self.folder is None else (FeatureSet.open, (self.folder,))
+        if self.folder is None:
+            return super().__reduce__()
+        return FeatureSet.open if self._labelled else _open_unlabelled, (self.folder,)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -269,6 +271,17 @@ class FeatureSet:
             passes=passes_of({"passes": passes}, len(rows)),
         )
 
+    def unlabelled(self) -> FeatureSet:
+        """Return a view of the same rows without labels, classes and groups; features are not copied."""
+        if not self._labelled:
+            return self
+        root = None if self._root is None else self._root.unlabelled()
+        return replace(self, labels=None, groups=None, classes=(), group_names=(), _root=root)
+
+    @property
+    def _labelled(self) -> bool:
+        return self.labels is not None or self.groups is not None
+
     def split(self, fraction: float, seed: int) -> tuple[FeatureSet, FeatureSet]:
         """Return the rest and a random `fraction` that is held out, stratified by class where labels are known.
 
@@ -296,3 +309,7 @@ class FeatureSet:
             ) from error
         rows = [(np.arange(self.passes)[:, None] * samples + np.sort(part)).ravel() for part in parts]
         return self.subset(rows[0], self.passes), self.subset(rows[1], self.passes)
+
+
+def _open_unlabelled(folder: Path) -> FeatureSet:
+    return FeatureSet.open(folder).unlabelled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,23 @@ class Files:
 
     def read(self, name: str, place: int, size: int) -> Image.Image:
         return read_image(os.path.join(self.root, name))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Images of several sources, whose names begin with that of their source and a slash."""
+
+    readers: dict[str, Reader]
+
+    @property
+    def identity(self) -> str:
+        """Those of all sources, if any has one."""
+        identities = {name: reader.identity for name, reader in self.readers.items()}
+        return json.dumps(identities) if any(identities.values()) else ""
+
+    def read(self, name: str, place: int, size: int) -> Image.Image:
+        source, _, rest = name.partition("/")
+        return self.readers[source].read(rest, place, size)
 
 
 @dataclass(frozen=True, kw_only=True)

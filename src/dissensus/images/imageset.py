@@ -19,7 +19,7 @@ from dissensus._core.errors import DataError, some
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
 from dissensus.images._datasets import list_arrays, list_dataset
-from dissensus.images._listing import Listing, PathLike, Reader
+from dissensus.images._listing import Joined, Listing, PathLike, Reader
 from dissensus.images._lists import Columns
 from dissensus.images._paths import list_path
 from dissensus.images._tars import list_tars
@@ -116,6 +116,29 @@ class ImageSet:
         Labels come from `targets`, `labels` or the column; if there is none, every item is read once.
         """
         return cls._of(list_dataset(dataset, classes, image, label))
+
+    @classmethod
+    def joined(cls, sets: Mapping[str, ImageSet]) -> ImageSet:
+        """Join sets by name, without a slash: an image's name begins with that of its set, which is also its group.
+
+        Labels are matched by class name, and left out unless all sets have labels. Groups of the sets are left out.
+        """
+        if len({images._shorter for images in sets.values()}) != 1 or any("/" in name for name in sets):
+            raise DataError(f"sets are joined by names without a slash, shrunk alike or not at all; got {list(sets)}")
+        known = all(images.labels is not None for images in sets.values())
+        classes = sorted({name for images in sets.values() for name in images.classes}) if known else []
+        parts = [images.relabelled(classes) if known else images.without_labels() for images in sets.values()]
+        return cls(
+            names=tuple(f"{name}/{each}" for name, images in sets.items() for each in images.names),
+            labels=np.concatenate([part.labels for part in parts if part.labels is not None]) if known else None,
+            groups=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            classes=tuple(classes),
+            group_names=tuple(sets),
+            _reader=Joined({name: images._reader for name, images in sets.items()}),
+            _places=np.concatenate([part._places for part in parts]),
+            _sizes=np.concatenate([part._sizes for part in parts]),
+            _shorter=parts[0]._shorter,
+        )
 
     @classmethod
     def _of(cls, listing: Listing) -> ImageSet:

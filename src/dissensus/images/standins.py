@@ -34,6 +34,9 @@ VIEWS: Registry[View] = Registry("view")
 STAND_INS = ("jigsaw", "speckle", "box_blur", "recolour")
 """The views to choose with by default: one that destroys the object, and one corruption each by noise, blur, colour."""
 
+DESTROYING = "jigsaw"
+"""The view that leaves nothing of the label, to disagree on. All others keep the object."""
+
 GRIDS = (2, 8)  # cells per side of a jigsaw, from and to
 GRAIN = 64  # grains of speckle along the shorter side
 SPECKLE = 0.25  # standard deviation of the factor

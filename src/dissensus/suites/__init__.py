@@ -20,19 +20,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.options import listed
 from dissensus._core.registry import Registry
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features.options import ExtractOptions
-from dissensus.suites import _folders, _yaml, digits
+from dissensus.suites import _folders, _yaml, digits, tied
 from dissensus.suites._recipe import Recipe
+from dissensus.suites.tied import PAIRS
+
+if TYPE_CHECKING:
+    from dissensus.suites._locate import Checked
 
 __all__ = [
-    "RECIPES", "SUITES", "Entry", "Factory", "Recipe", "Suite", "SuiteSet",
-    "accepted_options", "load", "needs_root", "recipe", "register", "summary", "training", "uses_backbone",
+    "PAIRS", "RECIPES", "SUITES", "Entry", "Factory", "Recipe", "Suite", "SuiteSet",
+    "accepted_options", "check", "load", "needs_root", "recipe", "register", "summary", "training", "uses_backbone",
 ]  # fmt: skip
 
 Factory = Callable[..., Suite]
@@ -101,7 +105,7 @@ def load(name: str, **options: Any) -> Suite:
     """Build a suite.
 
     Args:
-        name: A name in `SUITES`, or a YAML file.
+        name: A name in `SUITES`, `pacs-tied:` and a pair, or a YAML file.
         options: Those of the suite, see `accepted_options`; suites of images need `root`.
 
     Raises:
@@ -164,9 +168,20 @@ def recipe(name: str, root: Path) -> Recipe:
     return RECIPES[name]
 
 
+def check(name: str, root: Path) -> Checked:
+    """Look for the images of a suite under a root; nothing is extracted."""
+    from dissensus.suites import _locate  # here: listing suites does not wait for timm
+
+    pair = tied.pair_of(name)
+    if pair is not None:
+        return _locate.Checked(name, summary(name), "", tied.check(pair, root))
+    found = recipe(name, root)
+    return _locate.Checked(found.name, found.summary, found.note, _locate.check(found, root))
+
+
 def needs_root(name: str) -> bool:
     """Whether the suite reads images from a folder of the user."""
-    return name == _folders.NAME or name in RECIPES or _is_file(name)
+    return name == _folders.NAME or name in RECIPES or _is_file(name) or name.partition(":")[0] == tied.NAME
 
 
 def _is_file(name: str) -> bool:
@@ -180,6 +195,17 @@ def _entry(name: str) -> Entry:
     return Entry(partial(_from_recipe, name), recipe.summary, recipe.training)
 
 
+def _pair_entry(name: str) -> Entry:
+    pair = tied.Pair.parse(name)
+    return Entry(partial(_from_pair, f"{tied.NAME}:{pair.name}"), tied.SUMMARY, tied.TRAINING)
+
+
+def _from_pair(name: str, *, root: str | os.PathLike[str], seed: int = 0, **options: Any) -> Suite:
+    pair = tied.pair_of(name)
+    assert pair is not None
+    return tied.load(pair, name=name, root=root, seed=seed, **options)
+
+
 def _from_recipe(name: str, *, root: str | os.PathLike[str], seed: int = 0, **options: Any) -> Suite:
     from dissensus.suites._build import from_recipe  # here: listing suites does not wait for timm
 
@@ -188,6 +214,9 @@ def _from_recipe(name: str, *, root: str | os.PathLike[str], seed: int = 0, **op
 
 register(summary=digits.DIGITS, training=digits.TRAINING)(digits.digits)
 register(summary=digits.DOMINOES, training=digits.DOMINOES_TRAINING)(digits.dominoes)
+register(summary=digits.DOMINOES_95, training=digits.DOMINOES_TRAINING)(digits.dominoes_95)
 for _name, _suite in RECIPES.items():
     register(name=_name, summary=_suite.summary, training=_suite.training)(partial(_from_recipe, _name))
+register(name=tied.NAME, summary=tied.SUMMARY, training=tied.TRAINING)(partial(_from_pair, tied.NAME))
+SUITES.add_prefix(f"{tied.NAME}:", _pair_entry)
 register(name=_folders.NAME, summary=_folders.SUMMARY)(partial(_from_recipe, _folders.NAME))

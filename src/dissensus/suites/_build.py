@@ -78,7 +78,7 @@ def from_recipe(
             crop=recipe.crop if crop is None else crop,
         )
     if features is not None:
-        _check_outside(Path(features), [Path(root, status.place) for status in statuses])
+        check_outside(Path(features), [Path(root, status.place) for status in statuses])
     if recipe.note:
         counts = ", ".join(f"{s.name} {s.images:,}" for s in statuses if s.role in ("train", "id", "held-out"))
         notify(f"{recipe.name}: {recipe.note} ({counts})")
@@ -106,7 +106,7 @@ def _as_images(features: FeatureSet, side: int) -> ImageSet:
     )
 
 
-def _check_outside(features: Path, places: Sequence[Path]) -> None:
+def check_outside(features: Path, places: Sequence[Path]) -> None:
     """Raise if the features would be written among the images, where they would look like another class."""
     for place in places:
         if features.resolve().is_relative_to(place.resolve()):
@@ -116,9 +116,8 @@ def _check_outside(features: Path, places: Sequence[Path]) -> None:
             )
 
 
-def _build(
+def extract_sources(
     name: str,
-    summary: str,
     sources: Sequence[Source],
     backbone: Backbone,
     features: PathLike | None,
@@ -126,7 +125,7 @@ def _build(
     progress: bool = True,
     fabric: Fabric | None = None,
     **keywords: Any,
-) -> Suite:
+) -> dict[str, FeatureSet]:
     """Extract every source, into `features` or the user's cache. `augment` is for the training set alone."""
     options = combine(ExtractOptions, None, keywords)
     if corruption := next((source.corruption for source in sources if source.corruption), None):
@@ -151,6 +150,14 @@ def _build(
         extracted[source.name] = extract(
             source.images, backbone, folder / key, set_options, progress=progress, fabric=fabric
         )
+    return extracted
+
+
+def _build(
+    name: str, summary: str, sources: Sequence[Source], backbone: Backbone, features: PathLike | None, **options: Any
+) -> Suite:
+    """Extract every source and give it its role; `options` are those of `extract_sources`."""
+    extracted = extract_sources(name, sources, backbone, features, **options)
     by_role = {source.role: extracted[source.name] for source in sources}
     return Suite(
         name=name,
@@ -163,21 +170,29 @@ def _build(
                 extracted[source.name],
                 family=source.family,
                 subset=source.subset,
-                images=_readable(source.images, extracted[source.name]),
+                images=_aligned(source.images, extracted[source.name]),
             )
             for source in sources
             if source.role in ("id", "shift", "ood", "groups")
         ),
         held_out=by_role.get("held-out"),
         disagreement=by_role.get("disagreement"),
-        train_images=_readable(next(s.images for s in sources if s.role == "train"), by_role["train"]),
+        pool=by_role["labels"].unlabelled() if "labels" in by_role else by_role.get("pool"),
+        labels=by_role.get("labels"),
+        train_images=_aligned(next(s.images for s in sources if s.role == "train"), by_role["train"]),
     )
 
 
-def _readable(images: ImageSet, features: FeatureSet) -> ImageSet | None:
+def readable(images: ImageSet, features: FeatureSet) -> ImageSet:
     """Return the images of the features, row by row: without those that could not be read."""
     if features.provenance["bad"]:
         assert features.folder is not None  # just extracted
         bad = bad_names(features.folder)
         images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in bad])
+    return images
+
+
+def _aligned(images: ImageSet, features: FeatureSet) -> ImageSet | None:
+    """The images of the features, row by row; None if rows are passes of augmented images."""
+    images = readable(images, features)
     return images if len(images) == len(features) else None

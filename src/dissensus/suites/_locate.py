@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from timm.data.imagenet_info import ImageNetInfo
@@ -46,6 +46,15 @@ class Status:
     images: int = 0  # of the first set if there are several
     classes: int = 0
     sets: int = 1  # one per corruption and severity
+
+
+class Checked(NamedTuple):
+    """What was found of a suite."""
+
+    name: str
+    summary: str
+    note: str
+    statuses: list[Status]
 
 
 class MissingError(Exception):

@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, Strict, StringConst
 from dissensus._core.documents import Part
 from dissensus.images import corruptions
 
-UNLABELLED = ("ood", "disagreement")  # roles whose labels are ignored
+UNLABELLED = ("ood", "disagreement", "pool")  # roles whose labels are ignored
 
 
 def _listed(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from dissensus.images import corruptions
 from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe
 from dissensus.training.options import TUNABLE, TrainOptions
 
-ONCE = ("train", "id", "held-out", "disagreement")  # roles of at most one set
+ONCE = ("train", "id", "held-out", "disagreement", "pool", "labels")  # roles of at most one set
 ROLES = (*ONCE, "shift", "ood", "groups")
 SEE = "see docs/suites.md"
 
@@ -49,6 +49,8 @@ def make(values: Mapping[str, Any], where: str) -> Recipe:
             rule = "exactly one" if role in ("train", "id") else "at most one"
             given = " and ".join(names) or "none"
             raise DissensusError(f"a suite has {rule} set of role {role}; {where} has {given}: correct `role`")
+    if recipe.of_role("pool") and recipe.of_role("labels"):
+        raise DissensusError(f"the pool of a suite with `labels` are their images; {where} has both: leave `pool` out")
     for s in recipe.sets.values():
         which = f"set {s.name!r} of {where}"
         if bool(s.images) == bool(s.of):
@@ -113,15 +115,17 @@ def _check_training(recipe: Recipe, where: str) -> None:
 
 
 def _check_leaks(recipe: Recipe, where: str) -> None:
-    """Raise if an evaluated set has images of the training set."""
-    train = recipe.of_role("train")[0]
-    low, high = train.part or (0, 1)
-    for s in recipe.sets.values():
-        start, end = s.part or (0, 1)
-        same = set(s.images) & set(train.images) and s.only == train.only
-        overlaps = s.of == train.name or (same and start < high and low < end)
-        if s is not train and s.role not in UNLABELLED and overlaps:
-            raise DissensusError(
-                f"a model is not evaluated on its training images; set {s.name!r} of {where} has some: give `part`s "
-                "that do not overlap"
-            )
+    """Raise if a set is evaluated that has images of the training set, or of the set whose labels are asked for."""
+    for source in recipe.of_role("train") + recipe.of_role("labels"):
+        low, high = source.part or (0, 1)
+        for s in recipe.sets.values():
+            start, end = s.part or (0, 1)
+            same = set(s.images) & set(source.images) and s.only == source.only
+            own = {source.name, source.of} - {None}
+            overlaps = not own.isdisjoint((s.name, s.of)) or (same and start < high and low < end)
+            if s is not source and s.role not in (*UNLABELLED, "train") and overlaps:
+                kind = "its training images" if source.role == "train" else "images whose labels it is given"
+                raise DissensusError(
+                    f"a model is not evaluated on {kind}; set {s.name!r} of {where} has some: give `part`s that do "
+                    "not overlap"
+                )

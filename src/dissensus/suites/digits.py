@@ -1,6 +1,6 @@
-"""Two suites on real scans that come with scikit-learn: 1797 handwritten digits of 8x8 pixels, no download.
+"""Suites on real scans that come with scikit-learn: 1797 handwritten digits of 8x8 pixels, no download.
 
-Training, held-out, test and disagreement sets are made of different scans; no two scans of the collection are equal.
+Training, held-out and test sets and the pool are made of different scans; no two scans of the collection are equal.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 TRAINING: dict[str, Any] = {"label_smoothing": 0.1, "diversity": 0.03, "confidence": 0.8}
 DOMINOES_TRAINING = TRAINING | {"diversity": 0.1, "confidence": 0.9}
 DIGITS = "Eight handwritten digits; other digits and patches of photographs are out of distribution."
+DOMINOES_95 = "Dominoes in which 5% of the training images are not tied: the rare groups of Waterbirds, in small."
 DOMINOES = "A 7 or a 9 to name, under a 0 or a 1 that gives it away in training and misleads in the test."
 
 
@@ -110,8 +112,8 @@ def dominoes(seed: int = 0, tie: float = 1.0) -> Suite:
     """Two scans, one above the other: a 7 or a 9 to name, under a 0 or a 1 that is tied to it in training.
 
     Pixels (N, 128) of 16x8 images; the label is the lower digit, the group 2 * label + upper digit. In `groups` and in
-    the disagreement set every lower scan stands under as many 0s as 1s. Train, held-out, test (id and groups) and
-    disagreement have different scans, both upper and lower.
+    the pool every lower scan stands under as many 0s as 1s. Train, held-out, test (id and groups) and pool have
+    different scans, both upper and lower.
 
     With tie=1, a deep ensemble falls from 100% on id to 9% in the worst group; with tie=0.95, to 94%.
 
@@ -130,21 +132,23 @@ def dominoes(seed: int = 0, tie: float = 1.0) -> Suite:
     bottoms = split(np.flatnonzero(lower), label, shares, seed)
     tops = split(np.flatnonzero(upper), label, shares, seed)
 
-    def make(name: str, part: int, *, tied: bool, labels: bool = True, groups: bool = True) -> FeatureSet:
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    def make(name: str, part: int, *, tied: bool, groups: bool = True) -> FeatureSet:
+        # "disagreement": the name of the pool in earlier versions, so that its images stay the same
+        rng = np.random.default_rng([seed, zlib.crc32(b"disagreement" if name == "labels" else name.encode())])
         bottom = np.repeat(bottoms[part], 4)  # each lower scan under four upper ones
         y = label[bottom]
         kind = _tied(y, tie, rng) if tied else np.arange(len(y)) % 2
         top = np.array([rng.choice(tops[part][label[tops[part]] == k]) for k in kind])
         return FeatureSet.from_arrays(
             _flat(np.concatenate([images[top], images[bottom]], axis=1)),
-            y if labels else None,
-            classes=("7", "9") if labels else None,
+            y,
+            classes=("7", "9"),
             groups=2 * y + kind if groups else None,
             group_names=("7 under 0", "7 under 1", "9 under 0", "9 under 1") if groups else None,
             provenance=_provenance("dominoes", name, seed) | {"tie": tie if tied else 0.5},
         )
 
+    labels = make("labels", 3, tied=False)
     return Suite(
         name="dominoes",
         summary=DOMINOES,
@@ -155,8 +159,14 @@ def dominoes(seed: int = 0, tie: float = 1.0) -> Suite:
             SuiteSet("groups", "groups", make("groups", 2, tied=False)),
         ),
         held_out=make("held-out", 1, tied=True),
-        disagreement=make("disagreement", 3, tied=False, labels=False, groups=False),
+        pool=labels.unlabelled(),
+        labels=labels,
     )
+
+
+def dominoes_95(seed: int = 0) -> Suite:
+    """The suite `dominoes` with tie=0.95: of 20 training images of a label, one has the other upper digit."""
+    return replace(dominoes(seed, tie=0.95), name="dominoes-95", summary=DOMINOES_95)
 
 
 def _tied(labels: Rows, share: float, rng: Generator) -> Rows:

@@ -62,7 +62,7 @@ def fit(
         features: labelled features to train on. Of several augmented passes, an epoch takes one.
         method: a row of the paper's tables, see `METHODS`.
         options: how to train; None: the defaults.
-        disagreement: unlabelled features to disagree on, for a2d and divdis.
+        disagreement: unlabelled features to disagree on, for a2d and divdis; for SED, besides the hard samples.
         sample_weight: relative weight of each training sample, (N,), in its batch's loss and hardness. Only ratios
             matter; a sample of weight zero is left out. With several passes, one weight covers all passes of a sample.
         scores: fitted scores to keep with the ensemble, see `fit_scores`; None: all, (): none.
@@ -109,7 +109,7 @@ def fit(
             return ensemble.eval()
     trained_on = pool.features
     pool, watched = hold_out(pool, settings)
-    elsewhere = None if disagreement is None else Pool(disagreement)
+    elsewhere = None if disagreement is None or settings.diversity == 0 else Pool(disagreement)
     if METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
         pool, elsewhere = _split_by_confidence(ensemble, pool, settings, options, run, fabric, progress)
     per_epoch = math.ceil(task.samples / settings.batch_size)

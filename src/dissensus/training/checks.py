@@ -33,8 +33,8 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
             f"confidence must be above 1/{len(train.classes)}, which the top class of {len(train.classes)} always has; "
             f"got {settings.confidence:g}: raise it"
         )
-    if disagreement is not None and not recipe.takes_set:
-        raise DataError(f"{settings.method} takes no disagreement set; leave it out, or use a2d or divdis")
+    if disagreement is not None and not recipe.accepts_set:
+        raise DataError(f"{settings.method} takes no disagreement set; leave it out, or use a2d, divdis or SED")
     if disagreement is not None:
         check_backbone(train.provenance.get("backbone"), disagreement, "the disagreement set")
     if disagreement is not None and disagreement.shape != train.shape:

@@ -32,6 +32,11 @@ class Method:
         """Whether it needs a disagreement set from the user."""
         return self.regulariser is not None and self.disagree_on == "set"
 
+    @property
+    def accepts_set(self) -> bool:
+        """Whether it can use a disagreement set: it needs one, or it disagrees on hard training samples besides."""
+        return self.regulariser is not None and self.disagree_on != "unsure"
+
 
 METHODS: Registry[Method] = Registry(
     "method",

@@ -142,22 +142,19 @@ class Stepper:
         )
         grad, disagreement = fused.grad, _weighted(fused.disagreement, batch.sample_weight).sum() / batch.total
         added = logits.new_zeros(())
-        if self.regulariser is not None and weights is None:
-            scale: float | Tensor = s.diversity / 2
-            if alpha is None:
-                there, count = logits[:, labelled:], batch.elsewhere_total
-                share = _weighted(logits.new_full(there.shape[1:2], 1 / count), batch.elsewhere_weight)
-            else:
-                there, count = here, batch.total
-                total = self._sum(alpha.sum())
-                share = alpha / total.clamp_min(torch.finfo(total.dtype).tiny)
-                scale = scale * total / count
-            who = there if pairs is None else there[pairs]
-            value, part = self._disagreement(self.regulariser, who, share, count)
-            disagreement, added, part = value, scale * value, part * scale
-            if pairs is not None:
-                part = torch.zeros_like(there).index_copy_(0, pairs, part)
-            grad = grad + part if alpha is not None else torch.cat([grad, part], dim=1)
+        if (
+            self.regulariser is not None and alpha is not None and weights is None
+        ):  # hard samples, without a closed form
+            total = self._sum(alpha.sum())
+            share, scale = alpha / total.clamp_min(torch.finfo(total.dtype).tiny), s.diversity / 2 * total / batch.total
+            disagreement, part = self._disagreement(self.regulariser, here, pairs, share, batch.total)
+            added, grad = added + scale * disagreement, grad + scale * part
+        if self.regulariser is not None and batch.elsewhere is not None:
+            there, count = logits[:, labelled:], batch.elsewhere_total
+            share = _weighted(logits.new_full(there.shape[1:2], 1 / count), batch.elsewhere_weight)
+            value, part = self._disagreement(self.regulariser, there, pairs, share, count)
+            added, grad = added + s.diversity / 2 * value, torch.cat([grad, s.diversity / 2 * part], dim=1)
+            disagreement = value if alpha is None else disagreement
         members = len(fused.top)
         hits = _weighted(fused.top == batch.labels, batch.sample_weight).sum() / (members * batch.total)
         hard = alpha.sum() / batch.total if alpha is not None else added.new_zeros(())
@@ -175,12 +172,15 @@ class Stepper:
         return _weighted(hardness_of(losses, mean), batch.sample_weight)
 
     def _disagreement(
-        self, regulariser: Regulariser, logits: Tensor, weights: Tensor, total: int
+        self, regulariser: Regulariser, logits: Tensor, pairs: Tensor | None, weights: Tensor, total: int
     ) -> tuple[Tensor, Tensor]:
         """This rank's share of the regulariser, and its gradient with respect to this rank's logits.
 
-        `weights` sum to one over the `total` samples of all ranks.
+        `pairs` are the members that disagree, None: all; `weights` sum to one over the `total` samples of all ranks.
         """
+        if pairs is not None:
+            value, part = self._disagreement(regulariser, logits[pairs], None, weights, total)
+            return value, torch.zeros_like(logits).index_copy_(0, pairs, part)
         if self.fabric.world_size == 1 or not regulariser.whole_batch:
             return regulariser.value_and_grad(logits, weights)
         # Gather the whole batch; ranks with fewer samples are padded with samples of weight zero.

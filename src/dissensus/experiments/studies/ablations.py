@@ -77,7 +77,7 @@ def groups(lab: Lab) -> list[Table]:
     trials = [
         Trial(name, method, 4, active=4 if method.startswith("sed") else None)
         for name, method in rows.items()
-        if suite.disagreement is not None or method not in ("divdis", "a2d")
+        if suite.disagree_on is not None or method not in ("divdis", "a2d")
     ]
     results = Results(lab.run(trials))
     family = results.families("groups")[0]
@@ -95,7 +95,7 @@ def groups(lab: Lab) -> list[Table]:
 def disagreement_data(lab: Lab) -> list[Table]:
     """A2D and DivDis with different disagreement sets, which they see in training."""
     suite = lab.suite()
-    sets = {} if suite.disagreement is None else {"the suite's own": suite.disagreement}
+    sets = {} if suite.disagree_on is None else {"the suite's own": suite.disagree_on}
     sets |= {s.family or s.name: s.features for s in suite.sets if s.role in ("shift", "ood")}  # one per family
     trials = [
         Trial(f"{method} on {name}", method, disagreement=features)

@@ -124,7 +124,7 @@ def _trials(lab: Lab, names: tuple[str, ...], members: int = 5) -> dict[str, lis
     suite, trials = lab.suite(), dict[str, list[Trial]]()
     for name in names:
         method = methods.METHODS[name]
-        if method.takes_set and suite.disagreement is None:
+        if method.takes_set and suite.disagree_on is None:
             lab.tell(f"  {suite.name} goes on without {name}: the suite has no set to disagree on")
         elif method.regulariser is None:
             trials[name] = [Trial(name, name, members)]
