@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from dissensus.adaptation import adapt, ask
 from dissensus.adaptation.adapted import By
@@ -19,7 +20,6 @@ from dissensus.evaluation.predictions import predict
 from dissensus.evaluation.suite import Suite
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments.studies.lab import Lab, Trial
-from dissensus.features import FeatureSet
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, new_ensemble
 from dissensus.training.run import Run
@@ -61,7 +61,7 @@ class Simulation:
         groups = self.test.features.groups
         assert predictions.labels is not None
         assert groups is not None
-        _, group = groups.unique(return_inverse=True)
+        _, group = torch.unique(groups, return_inverse=True)
         right = (predictions.prediction == predictions.labels).double()
         by_group = group.bincount(weights=right) / group.bincount()
         return Accuracy(float(by_group.min()), float(by_group.mean()))
@@ -70,7 +70,7 @@ class Simulation:
         """The accuracy after adapting to these rows of the pool; a new head from one class is no head at all."""
         labelled = self.labels.subset(rows)
         assert labelled.labels is not None
-        if by == "head" and len(labelled.labels.unique()) < 2:
+        if by == "head" and len(set(labelled.labels.tolist())) < 2:
             return self.test_on_groups(ensemble)
         return self.test_on_groups(adapt(ensemble, labelled, by, train=self.train).ensemble)
 
@@ -140,9 +140,45 @@ def trained(frame: pd.DataFrame) -> dict[tuple[str, int], Ensemble]:
     }
 
 
-def has_labels(labels: FeatureSet | None) -> bool:
-    """Whether a suite's pool can be labelled often enough for one number in a table."""
-    return labels is not None and len(labels) >= LABELS
+def selected(lab: Lab, suite: Suite, frame: pd.DataFrame) -> dict[str, Value | None]:
+    """Worst group of each row of `Lab.run` after adapting with `LABELS` random labels; empty if there are too few."""
+    if suite.labels is None or len(suite.labels) < LABELS:
+        return {}
+    simulation = simulate(lab, suite)
+    worst: dict[str, list[float]] = {}
+    for (row, seed), ensemble in trained(frame).items():
+        worst.setdefault(row, []).extend(a.worst for a in simulation.at_random(ensemble, LABELS, seed))
+    return {row: Value.of(values) for row, values in worst.items()}
+
+
+def story(lab: Lab, method: str = "divdis") -> tuple[Table, str]:
+    """One table about a cue tied to the label: a deep ensemble and a diverse one, as they are and with labels."""
+    suite = lab.suite()
+    simulation = simulate(lab, suite)
+    found = {row: ensemble for (row, _), ensemble in trained(lab.run(trials(lab, suite, (ROWS[0], method)))).items()}
+    deep, diverse, seed = found[ROWS[0]], found[method], lab.seeds[0]
+    rows: dict[tuple[str, str], list[Accuracy]] = {
+        (ROWS[0], "as it is"): [simulation.test_on_groups(deep)],
+        (ROWS[0], f"{RETRAINED}, {LABELS} labels"): simulation.at_random(deep, LABELS, seed, "head"),
+        (method, "as it is"): [simulation.test_on_groups(diverse)],
+        (method, f"adapted, {LABELS} random labels"): simulation.at_random(diverse, LABELS, seed),
+        (method, f"adapted, {LABELS} labels that ask chose"): [simulation.asked(diverse, LABELS)],
+    }
+    columns = (Column("accuracy %", "worst group", percent=True), Column("accuracy %", "mean of groups", percent=True))
+    cells = {names: [Value.of(values) for values in zip(*found, strict=True)] for names, found in rows.items()}
+    table = Table(
+        "a cue tied to the label",
+        ("method", "labels"),
+        columns,
+        tuple(Row(names, tuple(values)) for names, values in cells.items()),
+        f"Random labels: mean and deviation over {simulation.draws} draws.",
+    )
+    before, retrained, _, adapted, _ = (np.mean([accuracy.worst for accuracy in found]) for found in rows.values())
+    sentence = (
+        f"All training samples have the cue, so a deep ensemble follows it: worst group {before:.2f}. {LABELS} labels "
+        f"choose among members that disagree: {adapted:.2f}; {RETRAINED} on the same labels has {retrained:.2f}."
+    )
+    return table, sentence
 
 
 def _value(measured: Mapping[tuple[str, str, int], list[Accuracy]], key: tuple[str, str, int], what: str) -> Value:
@@ -152,13 +188,13 @@ def _value(measured: Mapping[tuple[str, str, int], list[Accuracy]], key: tuple[s
 
 
 def _table(title: str, measured: Measured, counts: Sequence[int], what: str) -> Table:
-    columns = tuple(Column(_labels(count), "", percent=True) for count in counts)
+    columns = tuple(Column("number of labels", str(count), percent=True) for count in counts)
     rows = [
         Row((row, source), tuple(_value(measured, (row, source, count), what) for count in counts))
         for row, source in dict.fromkeys(key[:2] for key in measured)
     ]
     rows.sort(key=lambda row: row.names[1] == ASKED)
-    return Table(title, ("method", "labels"), columns, tuple(rows), NOTE)
+    return Table(title, ("method", "chosen"), columns, tuple(rows), NOTE)
 
 
 def _curve(title: str, measured: Measured, counts: Sequence[int], source: str) -> Curve:
