@@ -6,7 +6,7 @@ last-layer retraining: a new head on the features of the deep ensemble, from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +72,8 @@ class Simulation:
         assert labelled.labels is not None
         if by == "head" and len(set(labelled.labels.tolist())) < 2:
             return self.test_on_groups(ensemble)
-        return self.test_on_groups(adapt(ensemble, labelled, by, train=self.train).ensemble)
+        adapted = adapt(ensemble, labelled, by, train=self.train, classes=self.train.classes)
+        return self.test_on_groups(adapted.ensemble)
 
     def at_random(self, ensemble: Ensemble, count: int, seed: int, by: By = "auto") -> list[Accuracy]:
         """One accuracy per draw; the draws of a seed are the same for every ensemble, and larger ones add labels."""
@@ -92,10 +93,10 @@ def few_labels(lab: Lab) -> list[Table | Curve | str]:
     suite = lab.suite()
     simulation = simulate(lab, suite)
     counts = [count for count in COUNTS if count <= len(simulation.labels)]
-    found = trained(lab.run(trials(lab, suite)))
+    ensembles = trained(lab.run(trials(lab, suite)))
     measured: Measured = {}
-    for number, ((method, seed), ensemble) in enumerate(found.items(), start=1):
-        lab.tell(f"  labels {number} of {len(found)}: {method}, seed {seed}")
+    for number, ((method, seed), ensemble) in enumerate(ensembles.items(), start=1):
+        lab.tell(f"  labels {number} of {len(ensembles)}: {method}, seed {seed}")
         as_it_is = [simulation.test_on_groups(ensemble)]
         ways: list[tuple[str, By]] = [(method, "auto")]
         if method == ROWS[0]:
@@ -155,8 +156,8 @@ def story(lab: Lab, method: str = "divdis") -> tuple[Table, str]:
     """One table about a cue tied to the label: a deep ensemble and a diverse one, as they are and with labels."""
     suite = lab.suite()
     simulation = simulate(lab, suite)
-    found = {row: ensemble for (row, _), ensemble in trained(lab.run(trials(lab, suite, (ROWS[0], method)))).items()}
-    deep, diverse, seed = found[ROWS[0]], found[method], lab.seeds[0]
+    seed, ensembles = lab.seeds[0], trained(lab.run(trials(lab, suite, (ROWS[0], method))))
+    deep, diverse = ensembles[ROWS[0], seed], ensembles[method, seed]
     rows: dict[tuple[str, str], list[Accuracy]] = {
         (ROWS[0], "as it is"): [simulation.test_on_groups(deep)],
         (ROWS[0], f"{RETRAINED}, {LABELS} labels"): simulation.at_random(deep, LABELS, seed, "head"),
@@ -165,15 +166,11 @@ def story(lab: Lab, method: str = "divdis") -> tuple[Table, str]:
         (method, f"adapted, {LABELS} labels that ask chose"): [simulation.asked(diverse, LABELS)],
     }
     columns = (Column("accuracy %", "worst group", percent=True), Column("accuracy %", "mean of groups", percent=True))
-    cells = {names: [Value.of(values) for values in zip(*found, strict=True)] for names, found in rows.items()}
-    table = Table(
-        "a cue tied to the label",
-        ("method", "labels"),
-        columns,
-        tuple(Row(names, tuple(values)) for names, values in cells.items()),
-        f"Random labels: mean and deviation over {simulation.draws} draws.",
-    )
-    before, retrained, _, adapted, _ = (np.mean([accuracy.worst for accuracy in found]) for found in rows.values())
+    cells = {names: tuple(map(Value.of, zip(*values, strict=True))) for names, values in rows.items()}
+    note = f"Random labels: mean and deviation over {simulation.draws} draws."
+    filled = tuple(Row(names, values) for names, values in cells.items())
+    table = Table("a cue tied to the label", ("method", "labels"), columns, filled, note)
+    before, retrained, _, adapted, _ = (np.mean([accuracy.worst for accuracy in values]) for values in rows.values())
     sentence = (
         f"All training samples have the cue, so a deep ensemble follows it: worst group {before:.2f}. {LABELS} labels "
         f"choose among members that disagree: {adapted:.2f}; {RETRAINED} on the same labels has {retrained:.2f}."
@@ -181,7 +178,7 @@ def story(lab: Lab, method: str = "divdis") -> tuple[Table, str]:
     return table, sentence
 
 
-def _value(measured: Mapping[tuple[str, str, int], list[Accuracy]], key: tuple[str, str, int], what: str) -> Value:
+def _value(measured: Measured, key: tuple[str, str, int], what: str) -> Value:
     value = Value.of(getattr(accuracy, what) for accuracy in measured[key])
     assert value is not None
     return value
