@@ -26,6 +26,8 @@ def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, ca
     assert 'href="dominoes/report.html"' in page
     assert (tmp_path / "demo" / "dominoes" / "report.html").is_file()
     assert "worst group" in first.out
+    assert "adapted, 16 random labels" in first.out
+    assert "a cue tied to the label" in (tmp_path / "demo" / "dominoes" / "report.html").read_text()
     assert first.err.count(" nine times in ten") == len(methods.METHODS) + 1 + 5  # a line for every method
 
     def no_step(*args):

@@ -47,7 +47,10 @@ def tiny(seed: int = 0) -> Suite:
         SuiteSet("away", "ood", away),
         SuiteSet("groups", "groups", grouped(5)),
     )
-    return Suite("tiny", "Clouds.", blobs(), sets, held_out=blobs(seed=7), disagreement=other)
+    return Suite(
+        "tiny", "Clouds.", blobs(), sets, held_out=blobs(seed=7), disagreement=other,
+        pool=grouped(8).unlabelled(), labels=grouped(8),
+    )  # fmt: skip
 
 
 def lab(tmp_path, **options) -> Lab:

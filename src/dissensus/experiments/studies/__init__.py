@@ -16,12 +16,12 @@ from dissensus.evaluation.examples import Example
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.tables import Table
 from dissensus.experiments import paper
-from dissensus.experiments.studies import ablations, figures, tables
+from dissensus.experiments.studies import ablations, few_labels, figures, tables
 from dissensus.experiments.studies.lab import Lab
 
 __all__ = ["STUDIES", "Lab", "Outcome", "Study", "check", "run"]
 
-Findings = Sequence[Table] | Sequence[Curve] | dict[str, tuple[Example, ...]]
+Findings = Sequence[Table | Curve | str] | dict[str, tuple[Example, ...]]  # a str is a note
 
 
 class Study(NamedTuple):
@@ -30,7 +30,7 @@ class Study(NamedTuple):
     function: Callable[[Lab], Findings]
     paper: str
     summary: str
-    needs: tuple[str, ...] = ()  # roles of sets; "images"; "backbone": a suite that can be extracted through others
+    needs: tuple[str, ...] = ()  # roles; "images"; "backbone": a suite that can be extracted through others
 
 
 STUDIES: Registry[Study] = Registry(
@@ -66,6 +66,12 @@ STUDIES: Registry[Study] = Registry(
         ),
         "two-stage": Study(ablations.two_stage, "Table 7", "joint training against two stages"),
         "groups": Study(ablations.groups, "Table 8", "worst-group accuracy of ensembles of four", ("groups",)),
+        "few-labels": Study(
+            few_labels.few_labels,
+            "beyond the paper",
+            "worst-group accuracy against the number of labels, random or asked for",
+            ("groups", "labels"),
+        ),
         "disagreement-data": Study(
             ablations.disagreement_data, "Table 9", "A2D and DivDis with different sets to disagree on", ("ood",)
         ),
@@ -101,6 +107,7 @@ def run(name: str, lab: Lab) -> Outcome:
         ),
         curves=tuple(part for part in parts if isinstance(part, Curve)),
         examples=findings if isinstance(findings, dict) else {},
+        notes=tuple(part for part in parts if isinstance(part, str)),
     )
     outcome.save(lab.out / f"{name}.json")
     return outcome
@@ -111,12 +118,14 @@ def check(name: str, lab: Lab) -> None:
     suite = lab.suite()
     available = {
         *(s.role for s in suite.sets),
+        *(["labels"] if suite.labels is not None else []),
         *(["images"] if any(s.images is not None for s in suite.sets) else []),
         *(["backbone"] if suite.train.provenance.get("backbone") is not None else []),
     }
     if lacking := [need for need in STUDIES[name].needs if need not in available]:
         remedy = {
             "groups": "use waterbirds or dominoes, or add a set of role groups",
+            "labels": "use dominoes or pacs-tied",
             "images": "use a suite of images",
             "backbone": "use a suite of images",
         }.get(lacking[0], f"add a set of role {lacking[0]}")

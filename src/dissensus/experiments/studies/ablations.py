@@ -11,6 +11,7 @@ from dissensus._core.errors import DissensusError
 from dissensus.evaluation._evaluate import COMBINED
 from dissensus.evaluation.results import DETECTED, LABELLED, Measure, Results
 from dissensus.evaluation.tables import Column, Row, Table, Value
+from dissensus.experiments.studies import few_labels
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.functional import scores as registry
 
@@ -79,7 +80,8 @@ def groups(lab: Lab) -> list[Table]:
         for name, method in rows.items()
         if suite.disagree_on is not None or method not in ("divdis", "a2d")
     ]
-    results = Results(lab.run(trials))
+    frame = lab.run(trials)
+    results = Results(frame)
     family = results.families("groups")[0]
     columns = (
         Column("worst group %", "ensemble", percent=True),
@@ -89,7 +91,14 @@ def groups(lab: Lab) -> list[Table]:
     )
     measures = [Measure("worst_group", family, kind) for kind in ("prediction", "oracle")]
     measures += [Measure("accuracy", name, "prediction") for name in (family, results.inside)]
-    return [replace(results.table("worst group, M = 4", measures), columns=columns)]
+    table = replace(results.table("worst group, M = 4", measures), columns=columns)
+    selected = few_labels.selected(lab, suite, frame)
+    if not selected:
+        return [table]
+    column = Column("worst group %", f"{few_labels.LABELS} labels", percent=True)
+    note = f"{column.name}: adapted with so many random labels of the pool; mean and deviation over draws."
+    wider = tuple(replace(r, cells=(*r.cells[:2], selected[r.names[0]], *r.cells[2:])) for r in table.rows)
+    return [replace(table, columns=(*columns[:2], column, *columns[2:]), rows=wider, note=note)]
 
 
 def disagreement_data(lab: Lab) -> list[Table]:
