@@ -137,7 +137,7 @@ def _samples(ensemble: Ensemble, labelled: FeatureSet, names: Sequence[str], tra
     features = labelled.rows(slice(None))
     labels = torch.tensor([names.index(labelled.classes[c]) for c in labelled.labels.tolist()])
     kept = _consistent(features, labels, names)
-    return Samples(ensemble, features[kept], labels[kept], *_training(ensemble, train, names))
+    return Samples(ensemble, features[kept], labels[kept], *_training(ensemble, train, names, labelled.shape))
 
 
 def _consistent(features: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
@@ -154,8 +154,10 @@ def _consistent(features: Tensor, labels: Tensor, names: Sequence[str]) -> Tenso
     return torch.tensor(list(first.values()))
 
 
-def _training(ensemble: Ensemble, train: FeatureSet | None, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Training features and labels, or a random part of them."""
+def _training(
+    ensemble: Ensemble, train: FeatureSet | None, names: Sequence[str], shape: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Training features and labels, or a random part of them; `shape` is that of a row."""
     if train is not None:
         if train.labels is None:
             raise DataError("training features need labels; got an unlabelled set: give those that were trained on")
@@ -169,7 +171,8 @@ def _training(ensemble: Ensemble, train: FeatureSet | None, names: Sequence[str]
         return train.rows(rows), train.labels[rows]
     knn = ensemble.fitted.get("knn")
     about = ensemble.about
-    if not isinstance(knn, KNN) or (about is not None and knn.width != about["features"]):
+    kept = isinstance(knn, KNN) and len(shape) == 1 and (about is None or knn.width == about["features"])
+    if not isinstance(knn, KNN) or not kept:
         raise DataError(
             "adapt compares with training features; this ensemble keeps none (the score knn does, of vectors): give "
             "them as train= (--train)"

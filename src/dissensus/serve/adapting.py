@@ -15,13 +15,13 @@ from torch import Tensor
 
 from dissensus._core import documents
 from dissensus._core.errors import DataError, DissensusError
-from dissensus.adaptation import Adapted, adapt, ask
+from dissensus.adaptation import Adapted, adapt, ask, runs
 from dissensus.adaptation.ways import last_layer
 from dissensus.features import FeatureSet
 from dissensus.functional.neighbours import KNN
 from dissensus.serve.service import Service
 from dissensus.serve.settings import MANY
-from dissensus.training.run import INFO, Run
+from dissensus.training.run import ADAPTATION, Run
 
 COUNT = 8  # images to label, by default
 MOST = 48  # and at most
@@ -168,11 +168,12 @@ def adapted(service: Service, pool: Pool, labels: Mapping[str, int]) -> Adapted:
 
 
 def save(service: Service, result: Adapted, folder: Path) -> None:
-    """Write an adapted run: ensemble, adaptation.json and, if the service knows its folder, the settings of the run."""
-    result.ensemble.save(folder / "ensemble")
-    documents.write(folder / "adaptation.json", result.document)
+    """Write an adapted run; where the service does not know the run's folder, ensemble and adaptation.json alone."""
     if service.run is not None:
-        documents.write(folder / INFO, Run.open(service.run).info)
+        runs.save(result, Run.open(service.run), folder)
+        return
+    result.ensemble.save(folder / "ensemble")
+    documents.write(folder / ADAPTATION, result.document)
 
 
 def archive(service: Service, result: Adapted, folder: Path) -> Path:
