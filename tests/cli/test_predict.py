@@ -75,9 +75,11 @@ def test_calibrate_takes_images_or_features(kind, home, copy, capsys):
     assert "n = 30" in err
     kept = Detector.load(copy).threshold
     assert kept.false_alarms == 0.1
-    values = kept.calibrated.values[0]
-    expected = Detector.load(home / "run").threshold.calibrated.values[0]
-    assert values.tolist() == pytest.approx(expected.tolist(), abs=0.5)  # float16 on disk: ranks differ
+    expected = Detector.load(home / "run").threshold
+    assert len(kept.calibrated.values[0]) == len(expected.calibrated.values[0])
+    # the scores themselves: their ranks differ, because features are float16 on disk
+    for values, others in zip(kept.references, expected.references, strict=True):
+        assert values.tolist() == pytest.approx(others.tolist(), rel=0.02, abs=2e-3)
 
 
 def test_calibrate_on_the_training_images_warns(home, copy, capsys):

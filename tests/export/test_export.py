@@ -443,7 +443,7 @@ def test_a_run_on_features_goes_to_the_hub_too(run, tmp_path, calibrated):
     assert ("Not calibrated" in text) != calibrated
     assert ("`nothing unusual`: its score is like those of ID samples" in text) == calibrated
     assert "Members are tails `linear` with norm `none`." in text
-    assert "`mahalanobis`, `relative_mahalanobis`, `feature_norm`, `knn`" in text
+    assert "`mahalanobis`, `relative_mahalanobis`, `feature_norm`, `gaussian`, `knn`" in text
     assert "`knn` keeps 120 training features as they are." in text
     assert "(N, 6) float32" in text
     with pytest.raises(DissensusError, match="images need a trunk"):
@@ -469,8 +469,8 @@ def test_the_card_has_the_runs_own_numbers(tmp_path, capsys):
     text = (tmp_path / "after" / "README.md").read_text()
     rows = frame[(frame["metric"] == "accuracy") & (frame["aggregate"] == "prediction") & (frame["dataset"] == "id")]
     assert f"| accuracy % | id | {100 * float(rows['value'].iloc[0]):.1f} |" in text
-    rows = frame[(frame["metric"] == "auroc") & (frame["score"] == "mahalanobis")]
-    assert f"| AUROC mahalanobis | new\\_ones | {float(rows['value'].iloc[0]):.3f} |" in text
+    rows = frame[(frame["metric"] == "auroc") & (frame["score"] == "gaussian")]
+    assert f"| AUROC gaussian | new\\_ones | {float(rows['value'].iloc[0]):.3f} |" in text
     assert "On the suite my\\|suite:" in text
     card = ModelCard(text)
     assert card.data.library_name == "dissensus"
