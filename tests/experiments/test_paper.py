@@ -50,7 +50,7 @@ class StandIn:
     def run(self, trials, suite=None):
         blank = dict.fromkeys(("method", "metric", "aggregate", "score"), "")
         rows = [
-            {"row": t.name, "run": str(self.out), "seed": 0, "value": 0.0, **blank}
+            {"row": t.name, "run": str(self.out), "seed": 0, "value": 0.0, "diversity": 0.0, **blank}
             | {"dataset": s.name, "family": s.family or s.name, "role": s.role}
             for t in trials
             for s in self.made.sets
