@@ -638,7 +638,7 @@ def test_a_shard_with_a_damaged_receipt_is_written_again(backbone, tmp_path, mon
         ({"dtype": "float64"}, "dtype must be one of float16, float32; got 'float64'"),
         ({"shard_images": 0}, "shard_images must be at least 1; got 0"),
         ({"max_bad": 1.5}, "max_bad must be a share within 0..1; got 1.5"),
-        ({"max_bad": float("nan")}, "max_bad must be a share within 0..1; got nan"),
+        ({"max_bad": float("nan")}, "max_bad must be finite and a share within 0..1; got nan"),
         ({"corruption": "fog", "severity": 9}, "severity must be one of 1 to 5; got 9"),
         ({"severity": 3}, "severity is of a corruption; got severity=3 and none: add --corruption"),
         ({"corruption": "smog"}, "unknown corruption 'smog': did you mean 'fog'"),
