@@ -32,10 +32,10 @@ KINDS = ("linear", "mlp", "tokens", "conv", "vectors through conv")
 def samples(kind="linear", members=3, n=N, seed=0):
     module, shape = tail(kind)
     ensemble = Ensemble(module, members=members, seed=seed).eval()
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():  # larger than at the start of training, so that members differ
         for name in ways.last_layer(ensemble.tail):
-            ensemble.stacked()[name] += 0.5 * torch.randn(ensemble.stacked()[name].shape)
-    generator = torch.Generator().manual_seed(seed)
+            ensemble.stacked()[name] += 0.5 * torch.randn(ensemble.stacked()[name].shape, generator=generator)
     return ways.Samples(
         ensemble,
         torch.randn(n, *shape, generator=generator),
@@ -68,6 +68,24 @@ def test_the_ensemble_says_what_the_blend_says(kind, way):
     mean = ways.logits_of(built, s.features).mean(0)
     torch.testing.assert_close(mean, ways.blended_logits(blend, s), rtol=1e-4, atol=1e-4)
     assert not built.training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_prior_is_the_best_correction_of_its_member(kind):
+    """The gradient of the posterior vanishes at logits that hold the member: it would not if it were left out."""
+    s = samples(kind)
+    blend, m = ways.prior(s), s.best
+    x = s.embedded_train(m).double()
+    centre = x.mean(0)
+    scale = float((x - centre).square().sum(1).mean().sqrt())
+    z = (s.embedded(m).double() - centre) / scale
+    member = math.log2(C) * s.logits[m]
+    logits = member + blend.correction(s.embedded(m))
+    torch.testing.assert_close(ways.blended_logits(blend, s), logits)
+    wrong = logits.softmax(1) - nn.functional.one_hot(s.labels, C)
+    gradient = wrong.T @ z + scale * blend.correction.weight / ways.strength(N, C)
+    assert gradient.abs().max() < 1e-3
+    assert member.abs().max() > 0.1
 
 
 def test_a_head_may_use_training_data():

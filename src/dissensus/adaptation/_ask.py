@@ -86,8 +86,8 @@ def ask(
     """Choose the samples of a pool whose labels tell most about which members are right.
 
     Samples are clustered by their features, weighed by the mutual information between label and member, and the most
-    informative sample near the centre of each cluster is asked for: no two ask the same. Deterministic. In the pairs of
-    docs/adapt.md 4 such labels are worth 16 random ones.
+    informative sample near the centre of each cluster is asked for: no two ask the same. Deterministic. What it is
+    worth: docs/adapt.md.
 
     Args:
         ensemble: Trained members, two or more.
