@@ -201,6 +201,29 @@ class FeatureSet:
         return math.prod(self.shape)
 
     @property
+    def has_labels(self) -> bool:
+        """Whether the labels are known; asking does not read them."""
+        return self.labels is not None
+
+    def labels_at(self, rows: Values | slice) -> Tensor:
+        """Return the labels (...) int64 of these rows, which only those are read for.
+
+        Args:
+            rows: As for `rows`.
+
+        Raises:
+            DataError: If the labels are not known.
+        """
+        if self.labels is None:
+            raise DataError("labels are needed; this set has none: give labels when making it")
+        return self.labels[torch.from_numpy(positions(rows, len(self)))]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all features as stored, without labels."""
+        return len(self) * self.width * self._parts[0].dtype.itemsize
+
+    @property
     def class_counts(self) -> Tensor:
         """(C,): the number of rows of each class; all 0 when unlabelled."""
         labels = torch.zeros(0, dtype=torch.int64) if self.labels is None else self.labels
