@@ -171,7 +171,7 @@ def test_undecodable_file_names(tmp_path):
     images = ImageSet.find(tmp_path)
     assert images.image(0).getpixel((0, 0)) == RED
     assert len(images.fingerprint) == 64
-    assert json.dumps(images.names)
+    assert json.dumps(list(images.names))
 
 
 def test_sets_are_joined_by_name(tmp_path):

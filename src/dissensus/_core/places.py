@@ -40,6 +40,11 @@ def is_url(where: object) -> bool:
     return "://" in str(where)
 
 
+def as_text(where: str | os.PathLike[str]) -> str:
+    """Return a path or URL as text; a URL with file:// is a path."""
+    return str(where).removeprefix("file://") if is_url(where) else os.fspath(where)
+
+
 def place(where: str | os.PathLike[str]) -> Path:
     """Return a path with the methods of `pathlib.Path`, for a local path or a URL.
 
@@ -48,9 +53,9 @@ def place(where: str | os.PathLike[str]) -> Path:
     """
     if not is_url(where):
         return Path(where)
-    text = str(where)
-    if text.startswith("file://"):
-        return Path(text.removeprefix("file://"))
+    text = as_text(where)
+    if not is_url(text):
+        return Path(text)
     import fsspec
     from upath import UPath
 
@@ -70,7 +75,7 @@ def is_remote(path: Path) -> bool:
     return not isinstance(path, Path)
 
 
-def filesystem(path: Path) -> tuple[Any, str]:
+def filesystem(path: Path | str) -> tuple[Any, str]:
     """Return the fsspec file system of a place and the path on it, made for this process: they do not survive a fork."""
     from fsspec.core import url_to_fs
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,10 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from dissensus._core.errors import DataError
+from dissensus._core.places import as_text, is_url, place, storage_errors
 from dissensus.features import FeatureSet
 from dissensus.features.store import Store
 from dissensus.functional import arrays
-from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, walk
+from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, is_one_image, walk
 
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
@@ -35,7 +35,7 @@ class Resolved(NamedTuple):
     """Samples in one of the forms that are run, and their names; without names they are numbered."""
 
     source: FeatureSet | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
 
 
 def resolve(samples: Samples) -> Resolved:
@@ -45,7 +45,7 @@ def resolve(samples: Samples) -> Resolved:
     if isinstance(samples, ImageSet):
         return Resolved(samples, samples.names)
     if isinstance(samples, str | os.PathLike):
-        return _from_path(os.fspath(samples))
+        return _from_path(as_text(samples))
     if isinstance(samples, Image.Image):
         return Resolved([samples])
     if isinstance(samples, Tensor | np.ndarray):
@@ -64,7 +64,7 @@ def stream_of(samples: Samples | Iterable[PathLike]) -> FeatureSet | ImageSet | 
     if isinstance(samples, FeatureSet | ImageSet):
         return samples
     if isinstance(samples, str | os.PathLike):
-        path = os.fspath(samples)
+        path = as_text(samples)
         if is_features(path):
             return FeatureSet.open(path)
         return ImageSet.find(path, unlabelled=True) if is_listing(path) else walk([path])
@@ -76,7 +76,7 @@ def stream_of(samples: Samples | Iterable[PathLike]) -> FeatureSet | ImageSet | 
 def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike):
         raise _not_streamed(path)
-    return os.fspath(path)
+    return as_text(path)
 
 
 def _not_streamed(value: object) -> DataError:
@@ -84,21 +84,31 @@ def _not_streamed(value: object) -> DataError:
 
 
 def is_features(path: str) -> bool:
-    """Whether a path names features: a feature folder or an .npz file."""
-    return path.endswith(".npz") or (os.path.isdir(path) and Store(Path(path)).finished)
+    """Whether a path or URL names features: a feature folder or an .npz file."""
+    if path.endswith(".npz"):
+        return True
+    if not is_url(path):
+        return os.path.isdir(path) and Store(place(path)).finished
+    if is_one_image(path) or is_listing(path):
+        return False
+    with storage_errors(path):
+        return Store(place(path)).finished
 
 
 def is_listing(path: str) -> bool:
-    """Whether a path names a file of many images: a list (.txt), a table (.csv, .tsv) or a .tar."""
+    """Whether a path names a file of many images: a list (.txt), a table (.csv, .tsv, .parquet) or a .tar."""
     return path.lower().endswith(LISTINGS)
 
 
 def _from_path(path: str) -> Resolved:
     if is_features(path):
         return Resolved(FeatureSet.open(path))
-    if not os.path.exists(path):
+    if is_url(path):
+        folder = not (is_one_image(path) or is_listing(path))
+    elif os.path.exists(path):
+        folder = os.path.isdir(path)
+    else:
         raise DataError(f"samples must exist; there is no file or folder {path}: check the path")
-    folder = os.path.isdir(path)
     if not folder and not is_listing(path):
         return Resolved([path], (path,))
     try:
@@ -132,7 +142,7 @@ def _from_frame(frame: pd.DataFrame) -> Resolved:
 
 def _from_list(items: Sequence[Any]) -> Resolved:
     if all(isinstance(item, str | os.PathLike) for item in items):
-        paths = list(walk([os.fspath(item) for item in items]))
+        paths = list(walk([as_text(item) for item in items]))
         if not paths:
             raise DataError(f"folders must hold images; {', '.join(map(str, items))[:200]} hold none: check the paths")
         return Resolved(paths, tuple(paths))

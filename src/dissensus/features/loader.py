@@ -29,6 +29,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.places import as_text
 from dissensus._core.random import mix
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.images import BadImage, ImageSet, read_image, to_rgb
@@ -140,7 +141,7 @@ def load(
             raise DataError("a list of samples holds either paths or images; got a mixture: pass two lists")
         items, workers = iter(source), 0
     else:
-        items = (os.fspath(path) for path in cast(Iterable[PathLike], source))
+        items = (as_text(path) for path in cast(Iterable[PathLike], source))
     requests = (Request(batch) for batch in iter(lambda: list(islice(items, batch_size)), []))
     with read(reader, requests, default_workers() if workers is None else workers) as batches:
         yield map(_refuse_unreadable, batches) if strict else batches

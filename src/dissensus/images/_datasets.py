@@ -15,8 +15,10 @@ from torch.utils.data import Subset
 from dissensus._core.errors import DataError
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
-from dissensus.images._listing import Listing, label_values
-from dissensus.images.decoding import BadImage, decode, decoding_errors, read_image, to_rgb
+from dissensus.images._labels import Coder, label_values
+from dissensus.images._listing import Listing
+from dissensus.images.decoding import BadImage, decode, decoding_errors, digest, load_image, pixel_digest, to_rgb
+from dissensus.images.names import Names
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,24 +35,30 @@ class Items:
             return hashlib.sha256(np.ascontiguousarray(self.dataset).data).hexdigest()
         return str(getattr(self.dataset, "_fingerprint", ""))
 
-    def read(self, name: str, place: int, size: int) -> Image.Image:
+    def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
         with decoding_errors():  # most data sets decode while they fetch
             item = self.dataset[place]
             value = item[self.key] if isinstance(item, Mapping) else item[0] if isinstance(item, tuple | list) else item
-        if isinstance(value, Mapping):  # Hugging Face's Image(decode=False)
-            if value.get("bytes") is None and value.get("path"):
-                return read_image(str(value["path"]))
-            value = value.get("bytes")
-        if isinstance(value, bytes):
-            return decode(value)
-        if isinstance(value, np.ndarray):
-            if value.dtype != np.uint8:
-                raise BadImage(f"an array of {value.dtype}, not uint8")
-            with decoding_errors():
-                value = Image.fromarray(value)
-        if not isinstance(value, Image.Image):
-            raise BadImage(f"an item of type {type(value).__name__}, not an image")
-        return to_rgb(value)
+        return from_value(value)
+
+
+def from_value(value: Any) -> tuple[Image.Image, str]:
+    """Return the image that an item of a data set holds, as RGB, and its digest; raise BadImage if there is none."""
+    if isinstance(value, Mapping):  # Hugging Face's Image(decode=False)
+        if value.get("bytes") is None and value.get("path"):
+            return load_image(str(value["path"]))
+        value = value.get("bytes")
+    if isinstance(value, bytes):
+        return decode(value), digest(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype != np.uint8:
+            raise BadImage(f"an array of {value.dtype}, not uint8")
+        with decoding_errors():
+            value = Image.fromarray(value)
+    if not isinstance(value, Image.Image):
+        raise BadImage(f"an item of type {type(value).__name__}, not an image")
+    image = to_rgb(value)
+    return image, pixel_digest(image)
 
 
 def list_arrays(images: Values, names: Sequence[str] | None, **labels: Any) -> Listing:
@@ -64,9 +72,9 @@ def list_arrays(images: Values, names: Sequence[str] | None, **labels: Any) -> L
     if names is not None and len(names) != len(array):
         raise DataError(f"every image has one name; got {len(names)} for {len(array)} images: pass one each")
     return Listing(
-        names=[str(i) for i in range(len(array))] if names is None else names,
+        names=_numbers(len(array)) if names is None else names,
         reader=Items(array),
-        sizes=[int(np.prod(array.shape[1:]))] * len(array),
+        sizes=np.full(len(array), np.prod(array.shape[1:], dtype=np.int64)),
         **labels,
     )
 
@@ -74,16 +82,22 @@ def list_arrays(images: Values, names: Sequence[str] | None, **labels: Any) -> L
 def list_dataset(dataset: Any, classes: Sequence[str] | None, image: str, label: str) -> Listing:
     """List the items by index; labels that are names are numbered by `classes` or else by those of the data set."""
     _check(dataset, image)
-    names = [str(i) for i in range(len(dataset))]
+    names = _numbers(len(dataset))
     stored = _stored_labels(dataset, label)
-    labels = [_plain(value) for value in (_read_labels(dataset, label) if stored is None else stored)]
+    labels = Coder.of(plain_label(value) for value in (_read_labels(dataset, label) if stored is None else stored))
+    codes, found = label_values(labels, names, "a label")
+    known = class_names(dataset, label) if classes is None else classes
     return Listing(
         names=names,
         reader=Items(dataset, image),
-        sizes=[-1] * len(dataset),
-        labels=label_values(labels, names, "a label"),
-        classes=_class_names(dataset, label) if classes is None else classes,
+        sizes=np.full(len(dataset), -1),
+        labels=codes if codes is None or found is None or known is None else [found[code] for code in codes],
+        classes=found if known is None else known,
     )
+
+
+def _numbers(count: int) -> Names:
+    return Names.of(map(str, range(count)))
 
 
 def _check(dataset: Any, image: str) -> None:
@@ -99,7 +113,7 @@ def _check(dataset: Any, image: str) -> None:
         raise DataError(f"the data set has no column {image!r}: choose image among {', '.join(columns)}")
 
 
-def _plain(label: Any) -> int | str | None:
+def plain_label(label: Any) -> int | str | None:
     """Convert a scalar of any library."""
     with suppress(ValueError, RuntimeError):  # of an array, which is not a label
         label = label.item() if hasattr(label, "item") else label
@@ -145,7 +159,8 @@ def _read_labels(dataset: Any, label: str) -> list[Any]:
     return labels or [None] * len(dataset)
 
 
-def _class_names(dataset: Any, label: str) -> list[str] | None:
+def class_names(dataset: Any, label: str) -> list[str] | None:
+    """Return the names of the classes that a data set knows; None if it knows none."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     features = getattr(dataset, "features", None)

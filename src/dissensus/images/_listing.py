@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from dissensus._core.errors import DataError
+from dissensus._core.places import storage_errors
 from dissensus.functional.arrays import Values
-from dissensus.images.decoding import read_image
-
-PathLike = str | os.PathLike[str]
-INTEGER = re.compile(r"[+-]?[0-9]+")
+from dissensus.images._files import join
+from dissensus.images.decoding import load_image
 
 
 class Reader(Protocol):
@@ -27,19 +26,19 @@ class Reader(Protocol):
     def identity(self) -> str:
         """Distinguishes this content from another of the same names and sizes; may be empty."""
 
-    def read(self, name: str, place: int, size: int) -> Image.Image:
-        """Return the image as RGB; raise BadImage if it cannot be read."""
+    def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
+        """Return the image as RGB and the digest of its file; raise BadImage if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Images that are files, named by their paths under `root`."""
+    """Images that are files, named by their paths under `root`, a folder or its URL."""
 
     root: str
     identity = ""
 
-    def read(self, name: str, place: int, size: int) -> Image.Image:
-        return read_image(os.path.join(self.root, name))
+    def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
+        return load_image(join(self.root, name))
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class Joined:
         identities = {name: reader.identity for name, reader in self.readers.items()}
         return json.dumps(identities) if any(identities.values()) else ""
 
-    def read(self, name: str, place: int, size: int) -> Image.Image:
+    def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
         source, _, rest = name.partition("/")
-        return self.readers[source].read(rest, place, size)
+        return self.readers[source].load(rest, place, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,48 +64,20 @@ class Listing:
 
     names: Sequence[str]
     reader: Reader
-    sizes: Sequence[int]  # in bytes; -1 if unknown
-    places: Sequence[int] | None = None  # where the reader finds each image; by default its index
+    sizes: NDArray[np.int64]  # (N,) in bytes; -1 if unknown
+    places: NDArray[np.int64] | None = None  # where the reader finds each image; by default its index
     labels: Values | None = None
     classes: Sequence[str] | None = None
     groups: Values | None = None
     group_names: Sequence[str] | None = None
 
 
-def folder_labels(paths: Sequence[Sequence[str]], where: str) -> list[str] | None:
-    """Return the first folder of each path, given as its parts; None if no image is in a folder."""
-    flat = [path for path in paths if len(path) == 1]
-    if len(flat) == len(paths):
-        return None
-    if flat:
-        raise DataError(
-            f"images lie in class folders or all at the top; {where} has both, such as {flat[0][0]!r}: "
-            "move them, or take all as unlabelled"
-        )
-    return [path[0] for path in paths]
-
-
-def label_values(labels: Sequence[int | str | None], names: Sequence[str], remedy: str) -> list[int] | list[str] | None:
-    """Return integers if all labels are, text otherwise, and None if every label is None or -1."""
-    if not set(labels) - {None, -1}:
-        return None
-    known = [label for label in labels if label is not None]
-    if len(known) < len(labels):
-        raise DataError(
-            f"all images have a label or none has; {len(labels) - len(known)} of {len(labels)} have none, the first is "
-            f"{names[list(labels).index(None)]!r}: give it {remedy}, or take all as unlabelled"
-        )
-    if all(isinstance(label, int) or INTEGER.fullmatch(label) for label in known):
-        numbers = [int(label) for label in known]
-        return None if set(numbers) == {-1} else numbers
-    return [str(label) for label in known]
-
-
 @contextmanager
 def listing_errors(where: str) -> Iterator[None]:
-    """Turn errors of the file system into a DataError of one line."""
+    """Turn errors of the file system, or of storage behind a URL, into a DataError of one line."""
     try:
-        yield
+        with storage_errors(where):
+            yield
     except UnicodeDecodeError as error:
         raise DataError(f"{where} must be UTF-8 text; {error.reason} at byte {error.start}: save it as such") from error
     except FileNotFoundError as error:
@@ -120,11 +91,3 @@ def listing_errors(where: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise DataError(f"cannot read {error.filename or where}: {error.strerror or error}: check the path") from error
-
-
-def size_of(path: str) -> int:
-    """Return the bytes of a file; -1 if it cannot be examined, for reading it will say why."""
-    try:
-        return os.stat(path).st_size
-    except (OSError, ValueError):
-        return -1

@@ -1,4 +1,4 @@
-"""Lists and tables: text files that name images, and their labels, line by line."""
+"""Lists and tables: files that name images, and their labels, line by line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dissensus._core.errors import DataError
-from dissensus.images._listing import INTEGER, Files, Listing, PathLike, label_values, listing_errors, size_of
+from dissensus._core.places import as_text, is_url
+from dissensus.images._files import PathLike, join, lines, opened, sizes_of
+from dissensus.images._labels import INTEGER, Coder, label_values
+from dissensus.images._listing import Files, Listing, listing_errors
+from dissensus.images.names import Builder, Names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,26 +39,26 @@ class Columns:
 
 def list_lines(path: str, base: PathLike | None) -> Listing:
     """List the images of a text file: one path per line, with its label or without."""
-    with listing_errors(path), open(path, encoding="utf-8-sig") as file:
-        lines = file.read().split("\n")
-    names: list[str] = []
-    labels: list[str] = []
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        name, label = _name_and_label(line)
-        if names and bool(label) != bool(labels):
-            state = "has one" if label else "has none"
-            raise DataError(
-                f"all lines of a list have a label or none has; line {number} of {path} {state}, unlike those "
-                "before it: complete the labels (after a tab, if they are names) or remove them"
-            )
-        names.append(name)
-        if label:
-            labels.append(label)
-    if not names:
+    names, labels = Builder(), Coder()
+    with listing_errors(path):
+        for number, line in enumerate(map(str.strip, lines(path)), 1):
+            if not line or line.startswith("#"):
+                continue
+            name, label = _name_and_label(line)
+            if len(names) and bool(label) != bool(len(labels)):
+                state = "has one" if label else "has none"
+                raise DataError(
+                    f"all lines of a list have a label or none has; line {number} of {path} {state}, unlike those "
+                    "before it: complete the labels (after a tab, if they are names) or remove them"
+                )
+            names.add(name)
+            if label:
+                labels.add(label)
+    if not len(names):
         raise DataError(f"a list names one image per line; {path} names none: check the file")
-    return _listing(names, path, base, labels=label_values(labels, names, "a label"))
+    listed = names.names()
+    codes, classes = label_values(labels, listed, "a label")
+    return _listing(listed, path, base, labels=codes, classes=classes)
 
 
 def list_table(path: str, base: PathLike | None, columns: Columns) -> Listing:
@@ -111,19 +116,46 @@ def _load(path: str) -> pd.DataFrame:
     import pandas as pd  # slow to import, and only tables need it
 
     try:
-        with listing_errors(path), warnings.catch_warnings():
+        with listing_errors(path), opened(path) as file, warnings.catch_warnings():
+            if path.lower().endswith(".parquet"):
+                return _load_parquet(file)
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
             return pd.read_csv(
-                path,
+                file,
                 sep="\t" if path.lower().endswith(".tsv") else ",",
                 dtype=str,
                 keep_default_na=False,  # a class may be called NA
                 index_col=False,
                 encoding="utf-8-sig",
             ).fillna("")  # where a row is short
-    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} must be a table with a header line; got: {reason}: correct it") from error
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, pa.ArrowInvalid) as error:
+        reason = " ".join(str(error).split())[:200]
+        kind = "Parquet table" if isinstance(error, pa.ArrowInvalid) else "table with a header line"
+        raise DataError(f"{path} must be a {kind}; got: {reason}: correct it") from error
+
+
+def _load_parquet(file: BinaryIO) -> pd.DataFrame:
+    """Read the columns of text, integers and the like; others, such as encoded images, are left out."""
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(file)
+    columns = [field.name for field in table.schema_arrow if _is_plain(field.type)]
+    texts = table.read(columns=columns)
+    cells = [column.cast(pa.large_string()).fill_null("") for column in texts.columns]
+    frame: pd.DataFrame = pa.table(cells, names=texts.column_names).to_pandas()
+    return frame
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_integer,
+        pa.types.is_boolean,
+        pa.types.is_floating,
+    )
+    return any(test(value) for test in tests)
 
 
 def _column(table: pd.DataFrame, name: str, path: str) -> list[str]:
@@ -152,8 +184,10 @@ def _combined(axes: Sequence[tuple[str, NDArray[np.int64], Sequence[str]]]) -> t
 
 
 def _listing(names: Sequence[str], path: str, base: PathLike | None, **columns: Any) -> Listing:
-    root = os.path.abspath(os.path.dirname(path) if base is None else base)
+    root = as_text(base) if base is not None else path.rpartition("/")[0] if is_url(path) else os.path.dirname(path)
+    root = root.rstrip("/") if is_url(root) else os.path.abspath(root)
     # absolute paths below the base are shortened, so that a copied folder keeps its fingerprint
-    names = [name.removeprefix(root + os.sep) for name in names]
-    sizes = [size_of(os.path.join(root, name)) for name in names]
-    return Listing(names=names, reader=Files(root), sizes=sizes, **columns)
+    prefix = root + ("/" if is_url(root) else os.sep)
+    short = Names.of(name.removeprefix(prefix) for name in names)
+    sizes = sizes_of(join(root, name) for name in short)
+    return Listing(names=short, reader=Files(root), sizes=sizes, **columns)

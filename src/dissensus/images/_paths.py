@@ -1,17 +1,22 @@
-"""What a path holds: a folder of images, a list, a table, a tar or a folder of tars."""
+"""What a path or URL holds: a folder of images, a list, a table, a tar or a folder of tars."""
 
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 
 from dissensus._core.errors import DataError
-from dissensus.images._listing import Files, Listing, PathLike, folder_labels, listing_errors, size_of
+from dissensus._core.places import as_text, is_url
+from dissensus.images._files import PathLike, join
+from dissensus.images._folders import Folder, list_folder, list_remote_folder, walk_folder
+from dissensus.images._listing import Listing, listing_errors
 from dissensus.images._lists import Columns, list_lines, list_table
+from dissensus.images._patterns import is_stream
 from dissensus.images._tars import list_tars
 from dissensus.images.decoding import SUFFIXES
 
-LISTS, TABLES = (".txt", ".lst", ".list"), (".csv", ".tsv")
+LISTS, TABLES = (".txt", ".lst", ".list"), (".csv", ".tsv", ".parquet")
 LISTINGS = (*LISTS, *TABLES, ".tar")
 """Suffixes of the files that hold or name many images."""
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -20,19 +25,20 @@ KINDS = f"a folder, a list ({' '.join(LISTS)}), a table ({' '.join(TABLES)}) or 
 
 
 def list_path(where: PathLike, unlabelled: bool, base: PathLike | None, columns: Columns) -> Listing:
-    """List the images of a path; see `ImageSet.find`. Lists and tables keep their labels even if `unlabelled`."""
-    where = os.fspath(where)
-    with listing_errors(where):
-        inside = sorted(os.listdir(where)) if os.path.isdir(where) else None
-        os.stat(where)
-    suffix = os.path.splitext(where)[1].lower() if inside is None else ""
+    """List the images of a path or URL; see `ImageSet.find`. Those of lists and tables keep their labels."""
+    where = as_text(where)
+    if is_stream(where):
+        raise DataError(f"images are found by one path or URL; {where} is a pattern of shards: use ImageStream.find")
+    folder = _is_folder(where)
+    suffix = "" if folder else posixpath.splitext(where)[1].lower()
     if suffix not in TABLES and columns != Columns():
-        raise DataError(f"columns are those of a .csv or .tsv; {where} is neither: leave the column options out")
+        raise DataError(
+            f"columns are those of a table ({' '.join(TABLES)}); {where} is none: leave the column options out"
+        )
     if suffix not in TABLES + LISTS and base is not None:
         raise DataError(f"a base folder is for the paths in a list or table; {where} is neither: leave base out")
-    if inside is not None:
-        tars = _only_tars(where, inside)
-        return list_tars(tars, unlabelled) if tars else _list_folder(where, unlabelled)
+    if folder:
+        return _list_remote(where, unlabelled) if is_url(where) else _list_local(where, unlabelled)
     if suffix in TABLES:
         return list_table(where, base, columns)
     if suffix in LISTS:
@@ -49,64 +55,69 @@ def list_path(where: PathLike, unlabelled: bool, base: PathLike | None, columns:
 
 
 def walk(paths: Iterable[str]) -> Iterator[str]:
-    """Yield every path as given and, for a folder, every image below it, sorted within each folder."""
-    for path in paths:
-        if os.path.isdir(path):
-            yield from (os.path.join(path, name) for name in _scan(path))
-        else:
-            yield path
+    """Yield every path or URL as given and, for a folder, every image below it, sorted within each folder."""
+    for path in map(as_text, paths):
+        folder = not is_one_image(path) if is_url(path) else os.path.isdir(path)
+        yield from walk_folder(path) if folder else (path,)
 
 
-def _scan(root: str) -> Iterator[str]:
-    """Yield the path under `root` of every image below it; links are followed, hidden files left out."""
-    folders = [("", frozenset([os.path.realpath(root)]))]
-    while folders:
-        prefix, above = folders.pop()
-        inner, images = [], []
-        with listing_errors(root), os.scandir(os.path.join(root, prefix)) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if (real := os.path.realpath(entry.path)) not in above:  # a link back up would never end
-                        inner.append((f"{prefix}{entry.name}/", above | {real}))
-                elif entry.name.lower().endswith(SUFFIXES) and (entry.is_file() or entry.is_symlink()):
-                    images.append(prefix + entry.name)
-        yield from sorted(images)
-        folders += sorted(inner, reverse=True)
+def is_one_image(url: str) -> bool:
+    """Whether a URL names one image: by its suffix, or since web servers do not list folders."""
+    return url.lower().endswith(SUFFIXES) or (
+        url.startswith(("http://", "https://")) and not url.lower().endswith(LISTINGS)
+    )
 
 
-def _list_folder(root: str, unlabelled: bool) -> Listing:
-    root = os.path.abspath(root)
-    names = sorted(_scan(root))
-    if not names:
-        raise _no_images(root)
-    labels = None if unlabelled else folder_labels([name.split("/") for name in names], root)
-    if labels is not None:
-        with os.scandir(root) as scan:
-            folders = {entry.name for entry in scan if entry.is_dir() and not os.path.samefile(entry.path, root)}
-        if empty := sorted(name for name in folders - set(labels) if not name.startswith(".")):
-            raise DataError(
-                f"every class folder holds images; {os.path.join(root, empty[0])} holds none: "
-                "add some, delete the folder, or hide it with a leading dot"
-            )
-    sizes = [size_of(os.path.join(root, name)) for name in names]
-    return Listing(names=names, reader=Files(root), sizes=sizes, labels=labels)
+def _is_folder(where: str) -> bool:
+    """Whether a local path is a folder; a URL is one if it ends in a slash or has no known suffix."""
+    if is_url(where):
+        return where.endswith("/") or not where.lower().endswith((*LISTINGS, *COMPRESSED, *FEATURES, *SUFFIXES))
+    with listing_errors(where):
+        os.stat(where)
+    return os.path.isdir(where)
 
 
-def _only_tars(folder: str, inside: Sequence[str]) -> list[str]:
-    """Return the tars of a folder that holds neither images nor folders; none otherwise."""
-    if "index.json" in inside and any(name.startswith("shard-") for name in inside):
+def _list_local(where: str, unlabelled: bool) -> Listing:
+    with listing_errors(where), os.scandir(where) as entries:
+        tars = _only_tars(where, ((entry.name, entry.is_dir()) for entry in entries))
+    if tars:
+        return list_tars(tars, unlabelled)
+    listing = list_folder(where, unlabelled)
+    if not len(listing.names):
+        raise _no_images(os.path.abspath(where), os.listdir(where))
+    return listing
+
+
+def _list_remote(where: str, unlabelled: bool) -> Listing:
+    folder = Folder.find(where)
+    if [path for path, _ in folder.files] == [""]:
+        raise DataError(f"images come from {KINDS}; {where} is a file of another kind: unpack or list the images")
+    if not folder.files:
+        raise DataError(f"images come from {KINDS}; there is nothing at {where}: check the URL")
+    top = [(name.rstrip("/"), name.endswith("/")) for name in folder.top]
+    if tars := _only_tars(folder.url, top):
+        return list_tars(tars, unlabelled)
+    listing = list_remote_folder(folder, unlabelled)
+    if not len(listing.names):
+        raise _no_images(folder.url, [name for name, _ in top])
+    return listing
+
+
+def _only_tars(folder: str, entries: Iterable[tuple[str, bool]]) -> list[str]:
+    """Return the tars of a folder that holds neither images nor folders, given names and whether each is a folder."""
+    others: list[str] = []
+    for name, is_folder in entries:
+        if not name.startswith(".") and (is_folder or name.lower().endswith(SUFFIXES)):
+            return []
+        others.append(name)
+    if "index.json" in others and any(name.startswith("shard-") for name in others):
         raise DataError(f"images are expected; {folder} holds features: pass it where features are expected")
-    shown = [name for name in inside if not name.startswith(".")]
-    if any(name.lower().endswith(SUFFIXES) or os.path.isdir(os.path.join(folder, name)) for name in shown):
-        return []
-    return [os.path.join(folder, name) for name in shown if name.lower().endswith(".tar")]
+    return [join(folder, name) for name in sorted(others) if name.lower().endswith(".tar") and not name.startswith(".")]
 
 
-def _no_images(root: str) -> DataError:
-    if compressed := sorted(name for name in os.listdir(root) if name.lower().endswith(COMPRESSED)):
-        return _compressed(os.path.join(root, compressed[0]))
+def _no_images(root: str, inside: Sequence[str]) -> DataError:
+    if compressed := sorted(name for name in inside if name.lower().endswith(COMPRESSED)):
+        return _compressed(join(root, compressed[0]))
     return DataError(
         f"a folder of images holds files ending in {' '.join(SUFFIXES)}; {root} holds none: check the path"
     )

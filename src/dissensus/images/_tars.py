@@ -7,15 +7,21 @@ import json
 import os
 import posixpath
 import tarfile
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from dissensus._core.errors import DataError
-from dissensus.images._listing import Listing, PathLike, folder_labels, label_values, listing_errors
-from dissensus.images.decoding import SUFFIXES, BadImage, decode, file_errors
+from dissensus._core.places import as_text, is_url
+from dissensus.images._files import PathLike, opened, read_part
+from dissensus.images._labels import Coder, branches, folder_labels, label_values
+from dissensus.images._listing import Listing, listing_errors
+from dissensus.images.decoding import SUFFIXES, BadImage, decode, digest, file_errors
+from dissensus.images.names import Builder
 
 
 @dataclass(frozen=True)
@@ -26,14 +32,13 @@ class Tars:
     starts: tuple[int, ...]  # the place of each tar's first byte
     identity = ""
 
-    def read(self, name: str, place: int, size: int) -> Image.Image:
+    def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
         at = bisect.bisect_right(self.starts, place) - 1
-        with file_errors(), open(self.paths[at], "rb") as file:
-            file.seek(place - self.starts[at])
-            data = file.read(size)
+        with file_errors():
+            data = read_part(self.paths[at], place - self.starts[at], size)
         if len(data) < size:
             raise BadImage("truncated: its tar changed since it was listed")
-        return decode(data)
+        return decode(data), digest(data)
 
 
 class Member(NamedTuple):
@@ -44,96 +49,103 @@ class Member(NamedTuple):
     size: int
 
 
+class _Contents(NamedTuple):
+    images: list[Member]
+    sidecars: dict[str, int | str]  # the labels in .cls and .json members by name without suffix
+    size: int  # of the tar
+
+
 def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
     """List the images of all tars, in the order of their members; with several tars, names start with the tar's."""
-    tars = [os.path.abspath(path) for path in paths]
-    names: list[str] = []
-    members: list[Member] = []
-    sidecars: list[int | str | None] = []
-    places: list[int] = []
+    texts = [as_text(path) for path in paths]
+    tars = [text if is_url(text) else os.path.abspath(text) for text in texts]
+    names, folders, sidecars = Builder(), Coder(), Coder()
+    places, sizes = array("q"), array("q")
     starts = [0]
     for path in tars:
-        images, by_stem = _read(path)
-        prefix = f"{os.path.basename(path)}/" if len(tars) > 1 else ""
-        names += [prefix + member.name for member in images]
-        members += images
-        sidecars += [_label(member.name, by_stem) for member in images]
-        places += [starts[-1] + member.offset for member in images]
-        starts.append(starts[-1] + os.path.getsize(path))
+        contents = _read(path)
+        prefix = f"{posixpath.basename(path)}/" if len(tars) > 1 else ""
+        for member in contents.images:
+            names.add(prefix + member.name)
+            folders.add(posixpath.dirname(member.name))
+            sidecars.add(sidecar_of(member.name, contents.sidecars))
+            places.append(starts[-1] + member.offset)
+            sizes.append(member.size)
+        starts.append(starts[-1] + contents.size)
     first = tars[0] if tars else "an empty list"
-    if not names:
+    if not len(names):
         raise DataError(f"a tar of images holds files ending in {' '.join(SUFFIXES)}; {first} holds none: check it")
-    labels: list[int] | list[str] | None = None
-    if not unlabelled and set(sidecars) != {None}:
-        labels = label_values(sidecars, names, "a .cls or .json with its label")
+    listed = names.names()
+    codes, classes = None, None
+    if not unlabelled and set(sidecars.values) != {None}:
+        codes, classes = label_values(sidecars, listed, "a .cls or .json with its label")
     elif not unlabelled:
-        labels = folder_labels(_branches([member.name for member in members]), first)
+        codes, classes = folder_labels(branches(folders), listed, first)
     return Listing(
-        names=names,
+        names=listed,
         reader=Tars(tuple(tars), tuple(starts[:-1])),
-        sizes=[member.size for member in members],
-        places=places,
-        labels=labels,
+        sizes=np.frombuffer(sizes, np.int64),
+        places=np.frombuffer(places, np.int64),
+        labels=codes,
+        classes=classes,
     )
 
 
-def _branches(names: Sequence[str]) -> list[list[str]]:
-    """Split paths into parts, without the folders that all of them share."""
-    trees = [name.split("/") for name in names]
-    while len({tree[0] for tree in trees}) == 1 and all(len(tree) > 1 for tree in trees):
-        trees = [tree[1:] for tree in trees]
-    return trees
-
-
-def _label(name: str, sidecars: dict[str, int | str]) -> int | str | None:
+def sidecar_of(name: str, sidecars: Mapping[str, int | str]) -> int | str | None:
+    """Return the label that goes with an image, by the names of sidecars without suffix."""
     folder, file = posixpath.split(name)
     key = posixpath.join(folder, file.split(".")[0])  # 7.left.jpg and 7.right.jpg may share 7.cls
     return sidecars.get(posixpath.splitext(name)[0], sidecars.get(key))
 
 
-def _read(path: str) -> tuple[list[Member], dict[str, int | str]]:
-    """Return the images of a tar, and the labels in its .cls and .json members by name without suffix."""
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder above it, begins with a dot."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _read(path: str) -> _Contents:
     images: list[Member] = []
     sidecars: dict[str, int | str] = {}
-    with listing_errors(path):
+    with listing_errors(path), opened(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         try:
-            with tarfile.open(path, "r:") as tar:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
                 while (member := tar.next()) is not None:
                     tar.members.clear()  # type: ignore[attr-defined]  # else a million of them stay in memory
                     name = posixpath.normpath(member.name.lstrip("/"))
                     stem, suffix = posixpath.splitext(name)
-                    if not member.isreg() or member.issparse() or any(s.startswith(".") for s in name.split("/")):
+                    if not member.isreg() or member.issparse() or is_hidden(name):
                         continue
                     if suffix.lower() in SUFFIXES:
                         images.append(Member(name, member.offset_data, member.size))
-                    elif suffix in (".cls", ".json") and (file := tar.extractfile(member)) is not None:
-                        label = _sidecar(f"{name} in {path}", suffix, file.read())
+                    elif suffix in (".cls", ".json") and (extracted := tar.extractfile(member)) is not None:
+                        label = parse_sidecar(f"{name} in {path}", suffix, extracted.read())
                         if label is not None:
                             sidecars[stem] = label
                 end = tar.offset
-            _check_end(path, end)
+            _check_end(file, end)
         except tarfile.TarError as error:
-            whole = sum(member.offset + member.size <= os.path.getsize(path) for member in images)
+            whole = sum(member.offset + member.size <= size for member in images)
             raise DataError(
                 f"a tar must be plain and whole; {path} is damaged, compressed or truncated after {whole} images "
                 f"({error}): copy or create it again"
             ) from error
-    return images, sidecars
+    return _Contents(images, sidecars, size)
 
 
-def _check_end(path: str, end: int) -> None:
+def _check_end(file: BinaryIO, end: int) -> None:
     """Raise on a damaged header or missing end mark, which tarfile takes for the end of the archive."""
-    with open(path, "rb") as raw:
-        raw.seek(end)
-        mark = raw.read(2**20)
+    file.seek(end)
+    mark = file.read(2**20)
     if len(mark) < tarfile.BLOCKSIZE:
         raise tarfile.ReadError("no end mark")
     if any(mark):
         raise tarfile.ReadError("a bad header, or a second tar after the first")
 
 
-def _sidecar(name: str, suffix: str, data: bytes) -> int | str | None:
-    """Return the label in a .cls or .json that goes with an image."""
+def parse_sidecar(name: str, suffix: str, data: bytes) -> int | str | None:
+    """Return the label in a .cls or .json that goes with an image; raise DataError if it is none."""
     try:
         if suffix == ".cls":
             return int(data)

@@ -5,15 +5,18 @@ Whatever is wrong with one image is a BadImage, which the caller counts and list
 
 from __future__ import annotations
 
+import hashlib
 import io
-import os
-import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from dissensus._core.errors import DissensusError
+from dissensus._core.places import as_text, storage_problem
+from dissensus.images._files import read_bytes
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2")
 # those of the suffixes; Pillow reads more, and for one of them, EPS, starts another program
@@ -25,18 +28,30 @@ class BadImage(Exception):  # noqa: N818 - not a failure of the program but a pr
 
 
 def read_image(path: str) -> Image.Image:
-    """Return the image in a file, as `to_rgb` converts it.
+    """Return the image in a file or at a URL, as `to_rgb` converts it.
 
     Raises:
         BadImage: If it cannot be read or decoded.
+        DissensusError: If the URL is of an unknown protocol, or its package is not installed.
     """
+    return load_image(path)[0]
+
+
+def load_image(path: str) -> tuple[Image.Image, str]:
+    """Return the image in a file or at a URL, as `read_image`, and the `digest` of the file."""
     with file_errors():
-        mode = os.stat(path).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            raise BadImage("not a file")  # a pipe or a device, which may never end
-        with open(path, "rb") as file:
-            data = file.read()
-    return decode(data)
+        data = read_bytes(as_text(path))
+    return decode(data), digest(data)
+
+
+def digest(data: bytes) -> str:
+    """Return the first 32 hex digits of the sha256 of an encoded image."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def pixel_digest(image: Image.Image) -> str:
+    """Return what `digest` is to files for an image in memory: that of its mode, size and pixels."""
+    return digest(f"{image.mode} {image.width} {image.height} ".encode() + image.tobytes())
 
 
 def decode(data: bytes) -> Image.Image:
@@ -69,15 +84,30 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return _convert(image)
 
 
+def shrink(image: Image.Image, pixels: int | None) -> Image.Image:
+    """Resize an image so that the shorter side has at most `pixels`; None: leave it as it is."""
+    shorter = min(image.size)
+    if pixels is None or shorter <= pixels:
+        return image
+    width, height = (round(side * pixels / shorter) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)  # Pillow widens the kernel: no aliasing
+
+
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Turn errors of the file system into a BadImage."""
+    """Turn errors of the file system, or of storage behind a URL, into a BadImage."""
     try:
         yield
+    except DissensusError:
+        raise
     except OSError as error:
-        raise BadImage((error.strerror or str(error)).lower()) from error
+        raise BadImage(error.strerror.lower() if error.strerror else storage_problem(error)) from error
     except ValueError as error:  # a path with a null byte
         raise BadImage(str(error)) from error
+    except Exception as error:  # those of cloud libraries have no class in common
+        if (problem := storage_problem(error)) is None:
+            raise
+        raise BadImage(problem) from error
 
 
 @contextmanager

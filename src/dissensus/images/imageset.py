@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,13 @@ from dissensus._core.errors import DataError, some
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
 from dissensus.images._datasets import list_arrays, list_dataset
-from dissensus.images._listing import Files, Joined, Listing, PathLike, Reader
+from dissensus.images._files import PathLike, join, several
+from dissensus.images._listing import Files, Joined, Listing, Reader
 from dissensus.images._lists import Columns
 from dissensus.images._paths import list_path
 from dissensus.images._tars import list_tars
+from dissensus.images.decoding import shrink
+from dissensus.images.names import Names
 
 Codes = NDArray[np.int64]
 
@@ -31,10 +33,11 @@ Codes = NDArray[np.int64]
 class ImageSet:
     """N images with labels (N,), if known, and groups (N,), if any; both int64.
 
-    `names` identify the images in messages: paths under the folder given, or members of a tar.
+    `names` identify the images in messages: paths under the folder given, or members of a tar. They are a sequence of
+    strings in one buffer: `list(images.names)` is a list of them.
     """
 
-    names: tuple[str, ...]
+    names: Names
     labels: Codes | None
     groups: Codes | None
     classes: tuple[str, ...]
@@ -57,7 +60,7 @@ class ImageSet:
         group_columns: Sequence[str] = (),
         only: Mapping[str, object] | None = None,
     ) -> ImageSet:
-        """List the images in a folder, a list (.txt), a table (.csv, .tsv), a tar or a folder of tars.
+        """List the images in a folder, a list (.txt), a table (.csv, .tsv, .parquet), a tar or a folder of tars.
 
         - A folder: the images of its class folders, or of a flat folder, which is unlabelled.
         - A list: one image per line, its path and, after a tab, its label; before a number a space will do.
@@ -66,7 +69,7 @@ class ImageSet:
         - A tar: see `from_tar`.
 
         Args:
-            where: The path.
+            where: The path, or an fsspec URL such as s3://bucket/photos. Paths in a list or table may be URLs, too.
             unlabelled: Ignore labels, and take all images below a folder.
             classes: The classes in the order that numbers the labels; by default sorted by name.
             base: Folder that the paths in a list or table start from, by default that of the file.
@@ -90,7 +93,7 @@ class ImageSet:
 
         The classes are the folders where the tree first branches; a JSON label is under "label" or "cls".
         """
-        return cls._of(list_tars([paths] if isinstance(paths, str | os.PathLike) else paths, unlabelled))
+        return cls._of(list_tars(several(paths), unlabelled))
 
     @classmethod
     def from_arrays(
@@ -129,7 +132,7 @@ class ImageSet:
         classes = sorted({name for images in sets.values() for name in images.classes}) if known else []
         parts = [images.relabelled(classes) if known else images.without_labels() for images in sets.values()]
         return cls(
-            names=tuple(f"{name}/{each}" for name, images in sets.items() for each in images.names),
+            names=Names.joined((f"{name}/", images.names) for name, images in sets.items()),
             labels=np.concatenate([part.labels for part in parts if part.labels is not None]) if known else None,
             groups=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
             classes=tuple(classes),
@@ -148,14 +151,14 @@ class ImageSet:
         labels, classes = arrays.encode("labels", listing.labels, count, listing.classes)
         groups, group_names = arrays.encode("groups", listing.groups, count, listing.group_names)
         return cls(
-            names=tuple(listing.names),
+            names=Names.of(listing.names),
             labels=labels,
             groups=groups,
             classes=classes,
             group_names=group_names,
             _reader=listing.reader,
-            _places=np.arange(count) if listing.places is None else np.array(listing.places, np.int64),
-            _sizes=np.array(listing.sizes, np.int64),
+            _places=np.arange(count) if listing.places is None else listing.places,
+            _sizes=listing.sizes,
         )
 
     def __len__(self) -> int:
@@ -170,24 +173,31 @@ class ImageSet:
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 of names, labels, groups and sizes; the same for a copy elsewhere, whatever its dates."""
-        facts = [self.names, self.classes, self.group_names, self._shorter, self._reader.identity]
-        digest = hashlib.sha256(json.dumps(facts).encode())
+        digest = hashlib.sha256(b"[[")
+        for i, names in enumerate(self.names.chunks()):  # as one JSON document, never whole in memory
+            digest.update((", " * (i > 0) + json.dumps(names)[1:-1]).encode())
+        facts = [self.classes, self.group_names, self._shorter, self._reader.identity]
+        digest.update(f"], {json.dumps(facts)[1:]}".encode())
         for codes in (self.labels, self.groups, self._sizes):
-            digest.update(b"none" if codes is None else codes.astype("<i8").tobytes())
+            digest.update(b"none" if codes is None else codes.astype("<i8", copy=False).data)
         return digest.hexdigest()
 
     def image(self, i: int) -> Image.Image:
         """Return image `i` as 8-bit RGB; raise BadImage if it cannot be read or decoded."""
-        image = self._reader.read(self.names[i], int(self._places[i]), int(self._sizes[i]))
-        shorter = min(image.size)
-        if self._shorter is None or shorter <= self._shorter:
-            return image
-        width, height = (round(side * self._shorter / shorter) for side in image.size)
-        return image.resize((width, height), Image.Resampling.BICUBIC)  # Pillow widens the kernel: no aliasing
+        return self.load(i)[0]
+
+    def load(self, i: int) -> tuple[Image.Image, str]:
+        """Return image `i` as `image` does, and its digest, by which equal files are found.
+
+        The digest is the first 32 hex digits of the sha256 of the encoded file; of mode, size and pixels for an image
+        in memory.
+        """
+        image, digest = self._reader.load(self.names[i], int(self._places[i]), int(self._sizes[i]))
+        return shrink(image, self._shorter), digest
 
     def path(self, i: int) -> str | None:
-        """Return the absolute path of image `i`; None if it is not a file of its own, as in a tar."""
-        return os.path.join(self._reader.root, self.names[i]) if isinstance(self._reader, Files) else None
+        """Return the absolute path or URL of image `i`; None if it is not a file of its own, as in a tar."""
+        return join(self._reader.root, self.names[i]) if isinstance(self._reader, Files) else None
 
     def subset(self, index: Values | slice) -> ImageSet:
         """Return some images, by indices, a mask (N,) or a slice, in this order; `classes` stay the same."""
@@ -196,7 +206,7 @@ class ImageSet:
             raise DataError(f"a subset needs a list of at least one image; got shape {at.shape}: choose some")
         return replace(
             self,
-            names=tuple(self.names[i] for i in at.tolist()),
+            names=self.names.take(at),
             labels=None if self.labels is None else self.labels[at],
             groups=None if self.groups is None else self.groups[at],
             _places=self._places[at],

@@ -1,0 +1,174 @@
+"""Shards of tars, read from front to back; samples are grouped as WebDataset does."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import posixpath
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from PIL import Image
+
+from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.places import is_url, storage_errors
+from dissensus.images._files import opened, sizes_of
+from dissensus.images._tars import is_hidden, parse_sidecar
+from dissensus.images.decoding import SUFFIXES, BadImage, decode, digest
+
+DECOMPRESS: dict[tuple[str, ...], Callable[[BinaryIO], Any]] = {
+    (".gz", ".tgz"): lambda file: gzip.GzipFile(fileobj=file),
+    (".bz2", ".tbz2"): bz2.BZ2File,
+    (".xz", ".txz"): lzma.LZMAFile,
+}
+
+
+class Streamed(NamedTuple):
+    """A sample of a stream: an image, or the error why there is none."""
+
+    name: str
+    image: Image.Image | None  # RGB
+    error: str | None
+    label: str | None  # the name of the class, or its number as text
+    digest: str  # of the encoded file, as `digest` has it; "" if it could not be fetched
+
+
+class Shards(Protocol):
+    """A source of shards; must be picklable."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the shards are called."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes, if known beforehand."""
+
+    def fingerprint(self, *facts: object) -> str:
+        """Return a sha256 of what the shards are, and of these facts."""
+
+    def samples(self, shard: int) -> Iterator[Streamed]:
+        """Yield the samples of a shard."""
+
+
+@dataclass(frozen=True)
+class TarShards:
+    """Tars at paths or URLs."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]  # in bytes; -1 if unknown
+    classes = None
+
+    @classmethod
+    def find(cls, paths: Sequence[str]) -> TarShards:
+        """Look the tars up; raise if one is missing."""
+        if not paths:
+            raise DataError("a stream needs at least one shard; got none: check the pattern")
+        names = tuple(path if is_url(path) else os.path.abspath(path) for path in paths)
+        sizes = tuple(sizes_of(names).tolist())
+        missing = [name for name, size in zip(names, sizes, strict=True) if size < 0]
+        if missing and (len(missing) < len(names) or not is_url(missing[0]) or not missing[0].startswith("http")):
+            raise DataError(
+                f"every shard of a stream must exist; {len(missing)} of {len(names)} cannot be found, the first is "
+                f"{missing[0]}: check the pattern, your credentials and the network"
+            )
+        return cls(names, sizes)
+
+    def fingerprint(self, *facts: object) -> str:
+        start = len(posixpath.commonpath([posixpath.dirname(name) for name in self.names]))
+        relative = [name[start:].lstrip("/") for name in self.names]
+        return hashlib.sha256(json.dumps([relative, self.sizes, *facts]).encode()).hexdigest()
+
+    def samples(self, shard: int) -> Iterator[Streamed]:
+        from webdataset.tariterators import group_by_keys
+
+        path = self.names[shard]
+        try:
+            with ExitStack() as stack:
+                # Errors of storage only, not of the code that uses the samples: a generator does not see those.
+                stack.enter_context(storage_errors(path))
+                file = stack.enter_context(opened(path))
+                for suffixes, decompress in DECOMPRESS.items():
+                    if path.lower().endswith(suffixes):
+                        file = stack.enter_context(decompress(file))
+                for sample in group_by_keys(_members(file, path), lcase=False):
+                    yield from _images(sample)
+        except DissensusError:
+            raise
+        except (tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
+            raise DataError(
+                f"a shard must be a whole tar; {path} is missing, damaged or truncated ({error}): "
+                "copy or create it again"
+            ) from error
+
+
+def _members(file: BinaryIO, path: str) -> Iterator[dict[str, Any]]:
+    """Yield the images and labels of a tar as WebDataset does, but raise where it ends without an end mark.
+
+    WebDataset's own reader takes a truncated tar for a whole one.
+    """
+    blocks = _Blocks(file)
+    with tarfile.open(fileobj=blocks, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:  # type: ignore[call-overload]
+        while (member := tar.next()) is not None:
+            tar.members.clear()
+            name = posixpath.normpath(member.name.lstrip("/"))
+            wanted = posixpath.splitext(name)[1].lower() in (*SUFFIXES, ".cls", ".json")
+            if member.isreg() and not member.issparse() and not is_hidden(name) and wanted:
+                yield {"fname": name, "data": tar.extractfile(member).read(), "__url__": path}
+        blocks.check_end(tar.offset)
+
+
+class _Blocks:
+    """A file that remembers the last blocks it gave to tarfile, which reads ahead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.window, self.position = file, b"", 0
+
+    def read(self, size: int) -> bytes:
+        data = self.file.read(size)
+        self.position += len(data)
+        self.window = (self.window + data)[-2 * tarfile.RECORDSIZE :]
+        return data
+
+    def check_end(self, end: int) -> None:
+        """Raise unless everything from byte `end` on is the end mark."""
+        mark = self.window[len(self.window) - (self.position - end) :]
+        if len(mark) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("no end mark")
+        while mark:
+            if any(mark):
+                raise tarfile.ReadError("a bad header, or a second tar after the first")
+            mark = self.file.read(2**20)
+
+
+def _images(sample: dict[str, Any]) -> Iterator[Streamed]:
+    """Yield the images of a group of members with one key."""
+    key = sample["__key__"]
+    for suffix, data in sample.items():
+        if not f".{suffix}".lower().endswith(SUFFIXES) or suffix.startswith("__"):
+            continue
+        name, image, error, label = f"{key}.{suffix}", None, None, None
+        try:
+            label = _label(key, suffix, sample)
+            image = decode(data)
+        except (BadImage, DataError) as problem:
+            error = str(problem)
+        yield Streamed(name, image, error, label, digest(data))
+
+
+def _label(key: str, suffix: str, sample: dict[str, Any]) -> str | None:
+    stem = suffix.rpartition(".")[0]
+    for kind in (".cls", ".json"):
+        for sidecar in (f"{stem}{kind}" if stem else kind[1:], kind[1:]):  # 7.left.jpg may have 7.left.cls or 7.cls
+            if sidecar in sample:
+                label = parse_sidecar(f"{key}.{sidecar}", kind, sample[sidecar])
+                if label is not None:
+                    return None if label == -1 else str(label)
+    return posixpath.basename(posixpath.dirname(key)) or None
