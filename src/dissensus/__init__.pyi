@@ -4,6 +4,7 @@ from ._core.errors import DissensusError as DissensusError
 from .adaptation import adapt as adapt
 from .adaptation import ask as ask
 from .adaptation import tune as tune
+from .detection import BatchPredictor as BatchPredictor
 from .detection import Detector as Detector
 from .detection import ImageEnsemble as ImageEnsemble
 from .estimators import DissensusClassifier as DissensusClassifier
@@ -15,12 +16,14 @@ from .features import ExtractOptions as ExtractOptions
 from .features import FeatureSet as FeatureSet
 from .features import FeatureWriter as FeatureWriter
 from .features import extract as extract
+from .features import merge as merge
 from .functional import aggregates as aggregates
 from .functional import losses as losses
 from .functional import metrics as metrics
 from .functional import scores as scores
 from .functional.scores import SCORES as SCORES
 from .images import ImageSet as ImageSet
+from .images import ImageStream as ImageStream
 from .models import Ensemble as Ensemble
 from .models import tails as tails
 from .training import METHODS as METHODS

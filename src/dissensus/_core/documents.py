@@ -23,6 +23,7 @@ from pydantic_core import PydanticSerializationError
 
 from dissensus._core.errors import DissensusError, RunError, short
 from dissensus._core.files import replacing
+from dissensus._core.places import storage_errors
 
 MAX_BYTES = 2**28  # no document of ours comes near; a larger file is not one
 
@@ -78,10 +79,11 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
     """
     remedy = remedy or model.remedy
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise model.error(f"{path} must be a small JSON file; it has {size:,} bytes: {remedy}")
-        document = model.model_validate_json(path.read_bytes())
+        with storage_errors(path, model.error):
+            size = path.stat().st_size
+            if size > MAX_BYTES:
+                raise model.error(f"{path} must be a small JSON file; it has {size:,} bytes: {remedy}")
+            document = model.model_validate_json(path.read_bytes())
         if "format" not in document.model_fields_set:  # its default is for writing
             raise model.error(f"{path} is damaged or of another version, format: field required: {remedy}")
         return document

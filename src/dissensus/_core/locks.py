@@ -10,13 +10,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dissensus._core.errors import RunError
+from dissensus._core.places import is_remote
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: float = 1.0) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is created if necessary and removed afterwards.
 
-    Child processes do not inherit the lock.
+    Child processes do not inherit the lock. A URL is not locked, because object stores have no locks: that one command
+    at a time writes there is up to the user.
 
     Args:
         path: The lock file. Its folder must exist.
@@ -25,6 +27,9 @@ def locked(path: Path, *, wait: float = 1.0) -> Iterator[None]:
     Raises:
         RunError: If another process holds the lock.
     """
+    if is_remote(path):
+        yield
+        return
     lock = FileLock(path, timeout=wait)
     try:
         lock.acquire()

@@ -6,8 +6,8 @@
     with local_copy(folder / "weights.safetensors") as path:
         load_file(path)
 
-A local path is a `pathlib.Path`; a URL is a `UPath` of universal-pathlib, which has the same methods. Errors of storage,
-such as a bucket without permission, become one line by `storage_errors`.
+A local path is a `pathlib.Path`; a URL is a `UPath` of universal-pathlib, which has the same methods. Errors of
+storage, such as a bucket without permission, become one line by `storage_errors`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.errors import DataError, DissensusError, RunError
 
 # Protocol -> the package that fsspec needs for it.
 PACKAGES = {
@@ -76,7 +76,7 @@ def is_remote(path: Path) -> bool:
 
 
 def filesystem(path: Path | str) -> tuple[Any, str]:
-    """Return the fsspec file system of a place and the path on it, made for this process: they do not survive a fork."""
+    """Return the fsspec file system of a place, for this process (it does not survive a fork), and the path on it."""
     from fsspec.core import url_to_fs
 
     fs, inside = url_to_fs(str(path))
@@ -119,16 +119,23 @@ def local_copy(path: Path) -> Iterator[Path]:
 def upload(source: Path, target: Path) -> None:
     """Copy a local file to a place on other storage; object stores show it whole or not at all."""
     fs, inside = filesystem(target)
-    fs.makedirs(fs._parent(inside), exist_ok=True)
-    fs.put_file(str(source), inside)
+    try:
+        fs.put_file(str(source), inside)
+    except FileNotFoundError as error:
+        raise RunError(
+            f"cannot write {target}: there is no such bucket or folder; create it, or choose another"
+        ) from error
 
 
 @contextlib.contextmanager
 def storage_errors(where: object, error: type[DissensusError] = DataError) -> Iterator[None]:
-    """Turn errors of storage behind a URL into one line of class `error`; local paths raise as they are."""
+    """Turn errors of storage behind a URL into one line of class `error`.
+
+    Local paths raise as they are, and so does `FileNotFoundError`, which callers explain.
+    """
     try:
         yield
-    except DissensusError:
+    except (DissensusError, FileNotFoundError):
         raise
     except Exception as cause:
         if not is_url(where) or (problem := storage_problem(cause)) is None:
@@ -143,6 +150,4 @@ def storage_problem(error: BaseException) -> str | None:
         return None
     if isinstance(error, PermissionError):
         return "permission denied"
-    if isinstance(error, FileNotFoundError):
-        return "there is nothing at this address"
     return " ".join(str(error).split())[:160] or type(error).__name__

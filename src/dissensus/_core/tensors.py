@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import replacing
+from dissensus._core.places import is_remote, local_copy, storage_errors
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -37,10 +38,11 @@ def read(path: Path, *, remedy: str, error: type[DissensusError] = RunError) -> 
     """
     if not path.is_file():
         raise error(f"there is no file {path}: {remedy}")
-    if not os.access(path, os.R_OK):  # which safetensors reports as missing
+    if not is_remote(path) and not os.access(path, os.R_OK):  # which safetensors reports as missing
         raise error(f"{path} must be readable; it is not: change its permissions")
     try:
-        return load_file(path)
+        with storage_errors(path, error), local_copy(path) as file:
+            return load_file(file)
     except (OSError, SafetensorError, ValueError) as cause:
         reason = " ".join(str(cause).split())[:120]
         raise error(f"{path} is damaged ({reason}): {remedy}") from cause

@@ -13,6 +13,7 @@ import numpy as np
 
 from dissensus import __version__
 from dissensus._core.digests import digest
+from dissensus._core.places import place
 from dissensus.adaptation import checks, splits, stand_ins, workspace
 from dissensus.adaptation.candidates import INCUMBENT, Candidate, candidates
 from dissensus.adaptation.search import NO_TIME, Clock, Search
@@ -111,8 +112,8 @@ def tune(
             document = _decide(_search(features, images, rows, work, clock, options), plan, clock)
             if out is not None:
                 if before is not None and before.choice.score != document.choice.score:
-                    _drop_calibration(Path(out), before.choice.score, false_alarms)
-                workspace.write_choice(Path(out), document)
+                    _drop_calibration(place(out), before.choice.score, false_alarms)
+                workspace.write_choice(place(out), document)
         return Tuned(_finish(train, calibrate, document.choice, out, work, options), document)
 
 
@@ -189,7 +190,7 @@ def _finish(
     candidate = choice.candidate
     ensemble = candidate.ensemble(train, options.members, options.seed, options.norm)
     if out is not None:
-        replaced = workspace.make_way(Path(out), work, _settings(candidate, ensemble, train, options.seed))
+        replaced = workspace.make_way(place(out), work, _settings(candidate, ensemble, train, options.seed))
         if replaced is not None:
             options.notify(f"the run of another choice is in {replaced} now")
     options.notify(f"train {candidate.name} on all {len(train):,} samples")

@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dissensus._core.errors import DataError
+from dissensus._core.places import place
 from dissensus.adaptation._ask import Questions
 from dissensus.features import FeatureSet
 from dissensus.images import ImageSet
@@ -88,7 +88,7 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     if not os.fspath(path).lower().endswith(".csv") or not os.path.isfile(path):
         return False
     try:
-        header = _header(Path(path).read_text(encoding="utf-8-sig"))[0]
+        header = _header(place(path).read_text(encoding="utf-8-sig"))[0]
     except (OSError, UnicodeDecodeError, csv.Error):
         return False
     return LABEL in header and (IMAGE in header or ROW in header)
@@ -146,7 +146,7 @@ def _label(text: str, classes: Sequence[str]) -> str:
 def _cells(path: str) -> list[dict[str, str]]:
     """The rows of a table by column, stripped; blank rows are left out."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = place(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"a table is UTF-8 text; {path} is not: save it as CSV UTF-8") from error
     header, separator = _header(text)

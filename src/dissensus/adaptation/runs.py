@@ -8,6 +8,7 @@ from pathlib import Path
 from dissensus._core import documents
 from dissensus._core.errors import RunError
 from dissensus._core.files import assembling, check_folder, make_folder
+from dissensus._core.places import place
 from dissensus.adaptation.adapted import Adaptation, Adapted
 from dissensus.training.run import ADAPTATION, INFO, Run, versions
 
@@ -26,7 +27,7 @@ def save(adapted: Adapted, run: Run, out: str | os.PathLike[str]) -> Run:
     Raises:
         RunError: If `out` holds files, lies within `run`, or cannot be written.
     """
-    out, members = Path(out), len(adapted.ensemble)
+    out, members = place(out), len(adapted.ensemble)
     check_out(run, out)
     settings = {**run.info.settings, "members": members, "active": min(int(run.settings["active"]), members)}
     info = run.info.model_copy(update={"settings": settings, "versions": versions(), "notes": (adapted.reason,)})

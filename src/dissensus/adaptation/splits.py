@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Fold:
         number = np.full(len(features.classes), -1)
         number[self.kept] = np.arange(len(self.kept))
         names = tuple(features.classes[c] for c in self.kept)
-        return replace(part, labels=part.labels.new_tensor(number[part.labels.numpy()]), classes=names)
+        return part.relabelled(number[part.labels.numpy()], names)
 
 
 def divide(labels: Rows, calibration: float, seed: int) -> tuple[Rows, Rows]:

@@ -19,6 +19,7 @@ from dissensus._core import documents
 from dissensus._core.errors import RunError
 from dissensus._core.files import cannot_write, is_temporary, make_folder, replacing
 from dissensus._core.locks import locked
+from dissensus._core.places import place
 from dissensus.adaptation.tuned import DOCUMENT, TABLE, WORK, Tuning, frame_of
 from dissensus.training.run import INFO, TUNING, Run
 
@@ -32,7 +33,7 @@ def claimed(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    folder = Path(out)
+    folder = place(out)
     if folder.exists() and not folder.is_dir():
         raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
     work = folder / WORK / plan
@@ -53,10 +54,10 @@ def claimed(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
 
 def read_choice(out: str | os.PathLike[str] | None, plan: str) -> Tuning | None:
     """The choice that was made before, if there is one."""
-    if out is None or not (Path(out) / DOCUMENT).exists():
+    if out is None or not (place(out) / DOCUMENT).exists():
         return None
-    remedy = f"remove {Path(out) / DOCUMENT} to choose again"
-    document = documents.read(Tuning, Path(out) / DOCUMENT, remedy=remedy)
+    remedy = f"remove {place(out) / DOCUMENT} to choose again"
+    document = documents.read(Tuning, place(out) / DOCUMENT, remedy=remedy)
     if document.plan != plan:
         raise RunError(f"{out} holds another tuning; choose another --out, or remove it yourself")
     return document

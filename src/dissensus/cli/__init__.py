@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 from dissensus._core.errors import DissensusError, DissensusWarning
+from dissensus._core.places import is_url, storage_problem
 from dissensus.cli import parser
 from dissensus.cli.command import COMMANDS, fail, show_warnings_in_one_line
 
@@ -21,8 +22,8 @@ __all__ = ["COMMANDS", "main"]
 
 # Importing them fills COMMANDS, in the order in which --help shows them.
 for _module in (
-    "demo", "run", "extract", "train", "tune", "evaluate", "calibrate", "predict", "ask", "adapt", "export", "serve",
-    "study", "report", "suite", "lists",
+    "demo", "run", "extract", "merge", "train", "tune", "evaluate", "calibrate", "predict", "ask", "adapt", "export",
+    "serve", "study", "report", "suite", "lists",
 ):  # fmt: skip
     importlib.import_module(f"dissensus.cli.{_module}")
 
@@ -55,8 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         fail("there is too little memory for this: use fewer members, a smaller batch or a smaller tail")
-    except OSError as error:
-        if error.errno not in OF_THE_USER:
+    except Exception as error:
+        problem = None if isinstance(error, OSError) and error.errno in OF_THE_USER else storage_problem(error)
+        if problem is not None and _uses_urls(sys.argv[1:] if argv is None else argv):
+            fail(f"cannot use a URL of this command: {problem}; check the URL, your credentials and the network")
+        if not isinstance(error, OSError) or error.errno not in OF_THE_USER:
             raise
         fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
     return 0
+
+
+def _uses_urls(argv: Sequence[str]) -> bool:
+    return any(is_url(argument) for argument in argv)

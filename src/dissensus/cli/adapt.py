@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Literal
 
+from dissensus._core.places import place
 from dissensus.cli.command import command, say
 
 
@@ -47,7 +47,7 @@ def adapt(
     from dissensus.training.run import Run
 
     opened = Run.open(run)
-    runs.check_out(opened, Path(out))
+    runs.check_out(opened, place(out))
     before = runs.read(opened)
     trained = None if train is None else inputs.find_features(train)[0]
     device = inputs.launch(accelerator=accelerator).device

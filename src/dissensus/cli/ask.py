@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.places import place
 from dissensus.cli.command import command, say
 
 
@@ -49,8 +50,8 @@ def ask(
     from dissensus.features import FeatureSet, check_backbone
     from dissensus.features.extraction import one_line
 
-    table = Path(out)
-    page = table.with_suffix(".html") if sheet is None else Path(sheet)
+    table = place(out)
+    page = table.with_suffix(".html") if sheet is None else place(sheet)
     _check(table, page)
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)

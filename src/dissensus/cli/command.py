@@ -29,6 +29,7 @@ from dissensus._core.options import Option, listed
 Given = Mapping[str, Any]  # the options of a class that the user set, by name
 Share = NewType("Share", float)  # a flag that takes 5% or 0.05
 Duration = NewType("Duration", float)  # a flag that takes 90s, 10m or 1h, in seconds
+PartOf = NewType("PartOf", tuple[int, int])  # a flag that takes K/N
 Function = Callable[..., None]
 
 

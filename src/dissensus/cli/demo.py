@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from dissensus._core.places import place
 from dissensus.cli.command import command
 
 
@@ -23,4 +22,4 @@ def demo(*, out: str = "runs/demo", seed: int = 0, member_epochs: int | None = N
     from dissensus.experiments.demo import run_demo
 
     check_output(out)
-    print(run_demo(Path(out), seed=seed, member_epochs=member_epochs, progress=progress))
+    print(run_demo(place(out), seed=seed, member_epochs=member_epochs, progress=progress))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.places import place
 from dissensus.cli.command import command, say
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def evaluate_runs(
     if score not in (None, COMBINED):
         scores.SCORES.check(score)
     chosen = aggregates.AGGREGATES[aggregate]
-    if out is not None and Path(out).suffix not in results.SUFFIXES:
+    if out is not None and place(out).suffix not in results.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
-    opened = [Run.open(run) for run in {Path(run).resolve(): run for run in runs}.values()]
+    opened = [Run.open(run) for run in {place(run).resolve(): run for run in runs}.values()]
     inputs.suite_options(opened[0], suite, root, features)  # flags that go together
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
     load = cache(suites.load)  # runs may differ in backbone and seed
@@ -106,7 +106,7 @@ def evaluate_runs(
         frames.append(frame.assign(row=row, run=str(run.folder)))
     frame = pd.concat(frames, ignore_index=True)
     if out is not None:
-        results.write(frame, Path(out))
+        results.write(frame, place(out))
         say(f"wrote {len(frame)} values to {out}")
     settings = {str(run.folder): run.settings for run in opened}
     print(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")

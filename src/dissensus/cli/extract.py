@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from pathlib import Path
+from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.command import Flags, Given, command, say
+from dissensus._core.places import place
+from dissensus.cli.command import Flags, Given, PartOf, command, say
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
 
@@ -31,6 +32,8 @@ def extract(
     group_columns: list[str] | None = None,
     only: list[str] | None = None,
     shrink: int | None = None,
+    on: Literal["local", "ray"] = "local",
+    part: PartOf | None = None,
     progress: bool = True,
     backbone: Given,
     extraction: Given,
@@ -41,8 +44,9 @@ def extract(
     Images that cannot be read are left out, counted, and listed in OUT/bad.tsv.
 
     Args:
-        images: a folder of class folders, a flat folder, a list (.txt), a table (.csv), a tar or a folder of tars.
-        out: the feature folder to write.
+        images: a folder of class folders, a flat folder, a list (.txt), a table (.csv), a tar or a folder of tars; or
+            tars that are read as a stream, as a pattern such as 'train-{000..999}.tar'. A path or a URL: s3://, gs://.
+        out: the feature folder to write, a path or a URL.
         classes_of: number the labels as in this feature folder, that of the training set.
         unlabelled: take every image beneath, whatever its folder, without a label.
         base: folder of the paths in a list or table; by default its own.
@@ -52,33 +56,43 @@ def extract(
         only: rows of a table to keep, each as COLUMN=VALUE.
         shrink: first shrink larger images to this many pixels (the shorter side), so that sharpness does not give a
             set away.
+        on: local, or ray for the Ray cluster at RAY_ADDRESS; its nodes must all reach the images and OUT.
+        part: write only the K-th of N parts, counted from 1, for job arrays; dissensus merge joins them.
         progress: show a progress bar when stderr is a terminal.
     """
     from dissensus import backbones
+    from dissensus._core import cluster
     from dissensus.backbones import engines
     from dissensus.cli import inputs
     from dissensus.features import FeatureSet, check_backbone
     from dissensus.features import extract as run
-    from dissensus.images import ImageSet, standins
+    from dissensus.images import ImageSet, ImageStream, is_stream, standins
 
     if not images or not out:
         raise DissensusError("images and --out must name something; got an empty name")
+    place(out)  # raise for an unknown protocol before anything is listed
+    cluster.check(on)
     options = ExtractOptions(**extraction)
     engines.ENGINES.check(options.engine)
     if options.view is not None:
         standins.VIEWS.check(options.view)
     rows = inputs.pairs("--only", only or [])
     named = None if classes_of is None else FeatureSet.open(classes_of)
-    image_set = ImageSet.find(
-        images,
-        unlabelled=unlabelled,
-        base=base,
-        image_column=image_column,
-        label_column=label_column,
-        group_columns=tuple(group_columns or ()),
-        only=rows or None,
-        classes=None if named is None else named.classes,
-    )
+    image_set: ImageSet | ImageStream
+    if is_stream(images):
+        inputs.check_stream(images, classes_of, base, image_column, label_column, group_columns, only)
+        image_set = ImageStream.find(images, unlabelled=unlabelled)
+    else:
+        image_set = ImageSet.find(
+            images,
+            unlabelled=unlabelled,
+            base=base,
+            image_column=image_column,
+            label_column=label_column,
+            group_columns=tuple(group_columns or ()),
+            only=rows or None,
+            classes=None if named is None else named.classes,
+        )
     if shrink is not None:
         image_set = image_set.shrunk(shrink)
     choice = {"backbone": "lite0", "layers": 2, **backbone}
@@ -88,15 +102,17 @@ def extract(
     fabric = inputs.launch(**devices)
     if fabric.is_global_zero:
         inputs.announce(image_set, trunk, choice["layers"], max(1, options.augment), options.dtype)
-    begun = Path(out).is_dir() and any(Path(out).iterdir())
+    begun = place(out).is_dir() and any(place(out).iterdir())
     start = time.monotonic()
     with inputs.first_speaks(fabric):
-        features = run(image_set, trunk, out, options, progress=progress, fabric=fabric)
+        features = run(image_set, trunk, out, options, on=on, part=part, progress=progress, fabric=fabric)
     if fabric.is_global_zero:
         seconds, bad = time.monotonic() - start, features.provenance["bad"]
         rate = "" if begun else f" ({len(features) / seconds:.0f} per second)"  # else some were there already
-        unread = f"; {bad} could not be read: {Path(out) / 'bad.tsv'}" if bad else ""
+        unread = f"; {bad} could not be read: {place(out) / 'bad.tsv'}" if bad else ""
         say(f"features of {len(features):,} images in {seconds:.0f} s{rate}{unread}")
-        if features.labels is not None:
+        if part is not None:
+            say(f"join all {part[1]} parts with: dissensus merge PARTS --out FEATURES")
+        elif features.has_labels:
             say(f"train on them with: dissensus train {shlex.quote(out)} --out runs/mine")
         print(out)

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
 from lightning_fabric import Fabric
@@ -16,6 +15,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from dissensus import suites
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
+from dissensus._core.places import is_url, place
 from dissensus.adaptation import questionnaire
 from dissensus.backbones import Backbone
 from dissensus.cli.command import say
@@ -25,7 +25,7 @@ from dissensus.detection.samples import is_features
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet, check_backbone
 from dissensus.features.store import Store
-from dissensus.images import ImageSet, walk
+from dissensus.images import ImageSet, ImageStream, walk
 from dissensus.training.methods import METHODS
 from dissensus.training.run import Run
 
@@ -38,13 +38,13 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
     Args:
         where: a feature folder, an .npz file, or the name of an embedded suite, for its training set.
     """
-    path = Path(where)
+    path = place(where)
     if path.is_dir() and not Store(path).finished and next(walk([where]), None) is not None:
         raise DataError(
             f"features are expected; {where} is a folder of images: extract them first with "
             f"dissensus extract {shlex.quote(where)} --out FEATURES"
         )
-    if path.exists() or os.sep in where or path.suffix == ".npz":
+    if is_url(where) or path.exists() or os.sep in where or path.suffix == ".npz":
         return FeatureSet.open(path), None
     if where not in suites.SUITES and not suites.needs_root(where):
         raise UnknownNameError("features (neither a folder, an .npz file nor a suite)", where, suites.SUITES)
@@ -237,15 +237,25 @@ def first_speaks(fabric: Fabric) -> Iterator[None]:
         raise SystemExit(0) from error
 
 
-def announce(images: ImageSet, backbone: Backbone, layers: int, passes: int, dtype: str) -> None:
+def check_stream(images: str, *others: object) -> None:
+    """Raise if an option is given that does not apply to a stream."""
+    if any(others):
+        raise DissensusError(
+            f"{images} is read as a stream, whose labels are beside its images: leave out --classes-of, --base, --only "
+            "and the columns"
+        )
+
+
+def announce(images: ImageSet | ImageStream, backbone: Backbone, layers: int, passes: int, dtype: str) -> None:
     """Print what is about to be extracted, and how large the features will be."""
     each = math.prod(backbone.shape) * (2 if dtype == "float16" else 4)
-    labels = "unlabelled" if images.labels is None else f"{len(images.classes)} classes"
-    say(
-        f"{len(images):,} images ({labels}) through {backbone.name} at {backbone.transform.size} px: features "
-        f"{'x'.join(map(str, backbone.shape))}, {each * len(images) * passes / 1e6:,.1f} MB in all"
-    )
-    if images.labels is not None and len(images.classes) < 2:
+    through = f"through {backbone.name} at {backbone.transform.size} px: features {'x'.join(map(str, backbone.shape))}"
+    if isinstance(images, ImageStream):
+        say(f"a stream of {len(images):,} shards {through}, {each * passes / 1e3:,.1f} kB per image")
+    else:
+        labels = "unlabelled" if images.labels is None else f"{len(images.classes)} classes"
+        say(f"{len(images):,} images ({labels}) {through}, {each * len(images) * passes / 1e6:,.1f} MB in all")
+    if isinstance(images, ImageSet) and images.labels is not None and len(images.classes) < 2:
         say(f"there is one class only, {images.classes[0]!r}: training needs two, so use this as an ood set")
     if backbone.layers < layers:
         say(

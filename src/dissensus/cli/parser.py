@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 from dissensus import __version__
 from dissensus._core.errors import DissensusError, UnknownNameError, short
 from dissensus._core.options import Option, share
-from dissensus.cli.command import COMMANDS, Command, Duration, Share, fail
+from dissensus.cli.command import COMMANDS, Command, Duration, PartOf, Share, fail
 
 
 class Parser(argparse.ArgumentParser):
@@ -204,10 +204,17 @@ def _duration(text: str) -> float:
     return seconds
 
 
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise DissensusError(f"must be K/N with K from 1 to N, such as 3/8; got {short(text)}")
+    return int(found[1]), int(found[2])
+
+
 CONVERTERS: dict[Any, Callable[[str], Any]] = {
-    int: _whole, float: _number, Share: share, Duration: _duration, str: str
+    int: _whole, float: _number, Share: share, Duration: _duration, PartOf: _part, str: str
 }  # fmt: skip
-METAVARS: dict[Any, str] = {int: "N", float: "X", Share: "SHARE", Duration: "TIME"}
+METAVARS: dict[Any, str] = {int: "N", float: "X", Share: "SHARE", Duration: "TIME", PartOf: "K/N"}
 
 
 def _converter(convert: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -7,11 +7,11 @@ import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.command import Share, command, say, uncalibrated
+from dissensus._core.places import place
+from dissensus.cli.command import PartOf, Share, command, say, uncalibrated
 
 
 @command("predict", "dissensus predict runs/mine photos/*.jpg")
@@ -27,6 +27,8 @@ def predict(
     workers: int | None = None,
     engine: Literal["eager", "onnx"] = "eager",
     accelerator: str = "auto",
+    on: Literal["local", "ray"] = "local",
+    part: PartOf | None = None,
     progress: bool = True,
 ) -> None:
     """Predict the class of every image, its confidence, and whether the image is out of distribution.
@@ -36,8 +38,8 @@ def predict(
 
     Args:
         run: a run folder, preferably calibrated: dissensus calibrate.
-        paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or -
-            for a list of paths on stdin.
+        paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or
+            tars as a pattern, such as 'new-{000..999}.tar'; or - for a list of paths on stdin. Paths or URLs.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote and, if scores are combined, each score's p-value.
@@ -46,15 +48,18 @@ def predict(
         workers: processes that read images; by default one per core, at most 8; 0 for paths that arrive slowly.
         engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
+        on: local, or ray for the Ray cluster at RAY_ADDRESS; its nodes must all reach RUN, the images and OUT.
+        part: predict only the K-th of N parts, counted from 1, for job arrays; dissensus merge joins them.
         progress: show a progress bar if stderr is a terminal and stdout is not.
     """
     from tqdm import tqdm
 
+    from dissensus._core import cluster
     from dissensus._core.files import make_folder, replacing
     from dissensus.cli import inputs, rows
     from dissensus.detection.detector import Detector
-    from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
 
+    cluster.check(on)
     file_format = _file_format(format, out)
     if batch_size < 1 or (workers is not None and workers < 0):
         raise DissensusError(
@@ -70,11 +75,25 @@ def predict(
     elif detector.threshold is None:
         say(uncalibrated(run))
     if out is not None:
-        make_folder(Path(out).parent)
-    verdicts = rows.verdicts(detector, paths, batch_size, workers)
+        make_folder(place(out).parent)
     counts: Counter[str] = Counter()
     start = time.monotonic()
-    with replacing(Path(out)) if out is not None else nullcontext() as target:
+    if on == "ray" or part is not None:
+        from dissensus.cli import parts
+
+        if out is None:
+            raise DissensusError("--on ray and --part write a file; none is given: add --out")
+        folder = place(out).with_name(f"{place(out).name}.parts")
+        task = parts.Task.of(
+            detector, rows.source_of(paths), run=run, folder=str(folder), file_format=file_format, explain=explain,
+            false_alarms=false_alarms, batch_size=batch_size, engine=engine, device=str(device),
+            workers=0 if on == "ray" else workers,
+        )  # fmt: skip
+        counts = parts.predict(task, detector, place(out), part, on, progress)
+        _report(counts, time.monotonic() - start, detector.threshold is not None)
+        return
+    verdicts = rows.verdicts(detector, paths, batch_size, workers)
+    with replacing(place(out)) if out is not None else nullcontext() as target:
         # Names that are not UTF-8 are passed through unchanged.
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
@@ -91,9 +110,15 @@ def predict(
             raise DissensusError(f"no image to predict; {', '.join(paths)[:200]} names none: check the path")
         if counts.total() == counts["error"]:
             raise DissensusError(f"at least one image must be readable; none of {counts.total():,} is: check the paths")
-    seconds = time.monotonic() - start
+    _report(counts, time.monotonic() - start, detector.threshold is not None)
+
+
+def _report(counts: Counter[str], seconds: float, calibrated: bool) -> None:
+    """Print how many verdicts there are of each kind."""
+    from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
+
     found = f"{counts[OUT]:,} out of distribution, nothing unusual found in {counts[NOTHING_UNUSUAL]:,}"
-    parts = [found] * (detector.threshold is not None)
+    parts = [found] * calibrated
     parts += [f"{counts['error']:,} could not be read"] * bool(counts["error"])
     rate = f"{counts.total():,} in {seconds:.1f} s ({counts.total() / seconds:.0f} per second)"
     say(f"{rate}: {', '.join(parts)}" if parts else rate)
@@ -104,7 +129,7 @@ def _file_format(format: str, out: str | None) -> str:
         if sys.stdout is None:
             raise DissensusError("verdicts go to stdout; it is closed: open it, or give --out FILE")
         return format if format != "auto" else "table" if sys.stdout.isatty() else "jsonl"
-    suffix = Path(out).suffix.lower().lstrip(".")
+    suffix = place(out).suffix.lower().lstrip(".")
     if suffix not in ("jsonl", "csv"):
         raise DissensusError(f"--out must end in .jsonl or .csv; got {out!r}")
     if format not in ("auto", suffix):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dissensus._core.errors import DissensusError
+from dissensus._core.places import place
 from dissensus.cli.command import command, say
 
 
@@ -26,13 +25,13 @@ def report(paths: list[str], *, out: str = "report.html", score: str | None = No
 
     if score not in (None, COMBINED):
         scores.SCORES.check(score)
-    if Path(out).suffix.lower() not in (".html", ".htm"):
+    if place(out).suffix.lower() not in (".html", ".htm"):
         raise DissensusError(f"--out must name an .html file; got {out!r}")
-    if Path(out).is_dir():
-        raise DissensusError(f"--out must name a file; {out} is a folder: write {Path(out) / 'report.html'}")
+    if place(out).is_dir():
+        raise DissensusError(f"--out must name a file; {out} is a folder: write {place(out) / 'report.html'}")
     sources = pages.gather(paths)
     for folder in sources.left_out:
         say(f"left out, not evaluated: {folder}")
-    pages.write_page(sources, Path(out), score=score)
+    pages.write_page(sources, place(out), score=score)
     say(f"wrote {out}: {len(sources.runs)} runs, {len(sources.outcomes)} studies of {sources.suite}")
     print(out)

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.places import is_url, place, storage_errors
 
 if TYPE_CHECKING:  # not in predict.py, where the parser evaluates annotations: --help must not load PyTorch
     from dissensus.detection.detector import Detector
     from dissensus.detection.verdicts import Verdict
+    from dissensus.features import FeatureSet
+    from dissensus.images import ImageSet, ImageStream, Names
 
 COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict", "error")
 SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
@@ -23,9 +26,14 @@ SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
 def check_paths(paths: list[str]) -> None:
     """Raise for an image or folder of the command line that does not exist; one in a list or on stdin has a row."""
     from dissensus.detection.samples import is_features, is_listing
+    from dissensus.images import is_stream
 
     for path in paths:
-        if path != "-" and not (is_features(path) or is_listing(path) or os.path.lexists(path)):
+        if path == "-" or is_stream(path) or is_features(path) or is_listing(path):
+            continue
+        with storage_errors(path):
+            there = place(path).exists() if is_url(path) else os.path.lexists(path)
+        if not there:
             raise DissensusError(f"there is no file or folder {path}: check the path")
 
 
@@ -43,6 +51,33 @@ def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int
             raise DissensusError(f"{kind} must be the only path; got {path} and {len(paths) - 1} others: give it alone")
     source = _lines() if paths == ["-"] else paths[0] if len(paths) == 1 else paths
     return detector.stream(source, batch_size=batch_size, workers=workers)
+
+
+def source_of(paths: list[str]) -> ImageSet | ImageStream | FeatureSet | Names:
+    """Return what one path names, in a form that can be divided: a folder as the paths in it.
+
+    Raises:
+        DissensusError: If there is more than one path, or it is a list on stdin.
+    """
+    from dissensus.detection.samples import is_features, is_listing
+    from dissensus.features import FeatureSet
+    from dissensus.images import ImageSet, ImageStream, Names, is_stream, walk
+
+    if len(paths) > 1 or paths == ["-"]:
+        raise DissensusError(
+            f"--on ray and --part divide one folder, list, table, tar, pattern or feature folder; got "
+            f"{'-' if paths == ['-'] else len(paths)}: give one"
+        )
+    if is_features(paths[0]):
+        return FeatureSet.open(paths[0])
+    if is_stream(paths[0]):
+        return ImageStream.find(paths[0], unlabelled=True)
+    if is_listing(paths[0]):
+        return ImageSet.find(paths[0], unlabelled=True)
+    names = Names.of(walk(paths))
+    if not names:
+        raise DissensusError(f"no image to predict; {paths[0]} names none: check the path")
+    return names
 
 
 def _lines() -> Iterator[str]:

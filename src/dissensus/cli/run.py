@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from dissensus._core.errors import DissensusError, UnknownNameError
+from dissensus._core.places import place
 from dissensus.cli.command import Flags, Given, command
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
@@ -95,7 +95,7 @@ def run(
     with inputs.first_speaks(fabric):
         given = {"root": root, "features": features, **backbone, **extraction}
         usual: dict[str, Any] = {
-            "features": Path(out) / "features", "progress": progress, "fabric": fabric,
+            "features": place(out) / "features", "progress": progress, "fabric": fabric,
             "notify": partial(pipeline.say, fabric=fabric),
         }  # fmt: skip
         # what was not asked for goes to those suites that take it
@@ -108,7 +108,7 @@ def run(
         )
         jobs = [replace(job, disagreement=shared) for job in jobs]
         feasible = pipeline.feasible(jobs, loaded, fabric)
-        frame = pipeline.run_methods(loaded, feasible, Path(out), lenient=everything, progress=progress, fabric=fabric)
+        frame = pipeline.run_methods(loaded, feasible, place(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame)
-            print(pipeline.write_results([section], Path(out)), end="")
+            print(pipeline.write_results([section], place(out)), end="")

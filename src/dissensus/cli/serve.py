@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
+from dissensus._core.places import place
 from dissensus.cli.command import command, say, uncalibrated
 
 
@@ -63,10 +63,10 @@ def serve(
                     "--images shows training rows; this run has no fitted score knn and --train is not given: give it"
                 )
             say("this run has no fitted score knn: nearest training images need --train FEATURES")
-        service = Service(detector, Path(run).resolve().name, neighbours, Path(run))
+        service = Service(detector, place(run).resolve().name, neighbours, place(run))
         if detector.threshold is None:
             say(uncalibrated(run))
-        shown = clickable.of_folder(examples) if examples is not None else clickable.of_run(Path(run))
+        shown = clickable.of_folder(examples) if examples is not None else clickable.of_run(place(run))
         number = where.getsockname()[1]
 
         def ready() -> None:

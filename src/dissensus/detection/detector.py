@@ -25,8 +25,9 @@ from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, st
 from dissensus.detection.threshold import Identity, Threshold
 from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
+from dissensus.features.loader import Batch
 from dissensus.functional import aggregates, expressions
-from dissensus.images import ImageSet
+from dissensus.images import ImageSet, ImageStream
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run
 
@@ -253,14 +254,21 @@ class Detector:
         return Verdicts.concatenate(parts).named(resolved.names)
 
     def stream(
-        self, samples: Samples | Iterable[PathLike], *, batch_size: int = BATCH, workers: int | None = None
+        self,
+        samples: Samples | ImageStream | Iterable[PathLike],
+        *,
+        batch_size: int = BATCH,
+        workers: int | None = None,
+        shards: Sequence[int] | None = None,
     ) -> Iterator[Verdict]:
         """Predict samples as they come, in order and in bounded memory.
 
         Args:
-            samples: Paths, as a list or an iterator without end; one path; an `ImageSet` or a `FeatureSet`.
+            samples: Paths, as a list or an iterator without end; one path; an `ImageSet`, an `ImageStream` or a
+                `FeatureSet`.
             batch_size: Images per batch; each worker prefetches two batches.
             workers: Processes that read images; None: one per core, at most 8; 0: none.
+            shards: Of an `ImageStream`, the shards to read; None: all.
 
         Yields:
             One verdict per sample; an image that cannot be read has an `error`.
@@ -272,15 +280,31 @@ class Detector:
                 names = list(itertools.islice(numbers, len(outputs.features)))
                 yield from self.predict_outputs(outputs).named(names)
             return
-        with self.members.encoder.stream(source, batch_size=batch_size, workers=workers) as batches:
+        with self.members.encoder.stream(source, batch_size=batch_size, workers=workers, shards=shards) as batches:
+            if not isinstance(source, ImageStream):
+                for batch, features in batches:
+                    yield from self._of_batch(batch, features)
+                return
+            # Shards are read side by side: their verdicts wait until it is their turn.
+            order = list(range(len(source)) if shards is None else shards)
+            waiting, complete = dict[int, list[Verdict]](), set[int]()
             for batch, features in batches:
-                verdicts: Iterator[Verdict] = iter(())
-                if len(features):
-                    names = [batch.names[i] for i in batch.readable]
-                    verdicts = iter(self.predict_outputs(self.members(features)).named(names))
-                for position, name in enumerate(batch.names):
-                    reason = batch.errors.get(position)
-                    yield next(verdicts) if reason is None else Verdict(name, error=reason)
+                waiting.setdefault(batch.request.shard, []).extend(self._of_batch(batch, features))
+                complete |= {batch.request.shard} if batch.request.last else set()
+                yield from waiting.pop(order[0], ())
+                while order and order[0] in complete:
+                    order.pop(0)
+                    yield from waiting.pop(order[0], ()) if order else ()
+
+    def _of_batch(self, batch: Batch, features: Tensor) -> Iterator[Verdict]:
+        """Yield a verdict for every image of a batch, whose readable ones have these features."""
+        verdicts: Iterator[Verdict] = iter(())
+        if len(features):
+            names = [batch.names[i] for i in batch.readable]
+            verdicts = iter(self.predict_outputs(self.members(features)).named(names))
+        for position, name in enumerate(batch.names):
+            reason = batch.errors.get(position)
+            yield next(verdicts) if reason is None else Verdict(name, error=reason)
 
     def predict_outputs(self, outputs: Outputs) -> Verdicts:
         """Return the verdicts that follow from the members' logits (M, B, C) and the features (B, ...)."""

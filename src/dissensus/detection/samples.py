@@ -17,7 +17,7 @@ from dissensus._core.places import as_text, is_url, place, storage_errors
 from dissensus.features import FeatureSet
 from dissensus.features.store import Store
 from dissensus.functional import arrays
-from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, is_one_image, walk
+from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, ImageStream, is_one_image, is_stream, walk
 
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
@@ -59,12 +59,16 @@ def resolve(samples: Samples) -> Resolved:
     raise DataError(f"{KINDS}; got {empty}{type(samples).__name__}")
 
 
-def stream_of(samples: Samples | Iterable[PathLike]) -> FeatureSet | ImageSet | Iterator[str]:
-    """Return what `Detector.stream` runs on: features, a set of images, or an iterator of any number of paths."""
-    if isinstance(samples, FeatureSet | ImageSet):
+def stream_of(
+    samples: Samples | ImageStream | Iterable[PathLike],
+) -> FeatureSet | ImageSet | ImageStream | Iterator[str]:
+    """Return what `Detector.stream` runs on: features, images, or an iterator of any number of paths."""
+    if isinstance(samples, FeatureSet | ImageSet | ImageStream):
         return samples
     if isinstance(samples, str | os.PathLike):
         path = as_text(samples)
+        if is_stream(path):
+            return ImageStream.find(path, unlabelled=True)
         if is_features(path):
             return FeatureSet.open(path)
         return ImageSet.find(path, unlabelled=True) if is_listing(path) else walk([path])
@@ -80,7 +84,9 @@ def _checked_path(path: object) -> str:
 
 
 def _not_streamed(value: object) -> DataError:
-    return DataError(f"a stream takes paths, an ImageSet or a FeatureSet; got {type(value).__name__}: use predict")
+    return DataError(
+        f"a stream takes paths, an ImageSet, an ImageStream or a FeatureSet; got {type(value).__name__}: use predict"
+    )
 
 
 def is_features(path: str) -> bool:

@@ -297,7 +297,8 @@ def write(frame: pd.DataFrame, path: Path) -> None:
 def read(path: Path) -> pd.DataFrame:
     """A frame of `evaluate` from the CSV that `write` wrote."""
     try:
-        frame = pd.read_csv(path, keep_default_na=False, dtype={"run": str, "method": str})
+        with path.open(encoding="utf-8", newline="") as file:
+            frame = pd.read_csv(file, keep_default_na=False, dtype={"run": str, "method": str})
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read results from {path}: {error}; evaluate the run again") from error
     if list(frame.columns) != list(COLUMNS):

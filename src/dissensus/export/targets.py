@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import REMEDY
+from dissensus._core.places import place
 from dissensus._core.registry import Registry
 from dissensus.training.run import Run
 
@@ -67,7 +68,7 @@ def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str], **
     for name in given:
         if name not in known:
             raise DissensusError(f"--{name} is not an option of --to {to}: leave it out")
-    return target(Run.open(run), Path(out), **given)
+    return target(Run.open(run), place(out), **given)
 
 
 def check_file(out: Path, suffix: str, is_export: Callable[[Path], bool]) -> None:

@@ -3,8 +3,9 @@
     images = ImageSet.find("photos")
     features = extract(images, backbones.create("lite0"), "features")
 
-Worker processes read images while the trunk runs. The work is divided into shards by image number, so that a killed
-extraction loses at most the shards in progress, and any number of processes writes the same shards.
+Worker processes read images while the trunk runs. The work is divided into shards, so that a killed extraction loses at
+most the shards in progress. The shard is the task: whoever runs it, other processes, a part of a job array or a Ray
+cluster, it has the same bytes.
 """
 
 from __future__ import annotations
@@ -13,49 +14,43 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed
 from lightning_fabric import Fabric
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from dissensus._core import cluster
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.files import cannot_write
 from dissensus._core.options import combine, documented, listed
+from dissensus._core.places import place
 from dissensus.backbones import Backbone, engines
+from dissensus.features._sources import Collected, Job, Source, source_of
 from dissensus.features.encoder import Encoder
-from dissensus.features.extraction import Extraction, Plan, one_line
+from dissensus.features.extraction import Extraction, Plan, Receipt
 from dissensus.features.featureset import FeatureSet
-from dissensus.features.loader import Change, Reader, Request, default_workers, read
+from dissensus.features.loader import Change, Reader, default_workers
 from dissensus.features.options import ExtractOptions
-from dissensus.images import ImageSet, corruptions, standins
+from dissensus.images import ImageSet, ImageStream, corruptions, standins
 
 __all__ = ["extract"]
 
 
-class Job(NamedTuple):
-    """A shard to write: these rows of the image set, in this pass."""
-
-    shard: int
-    turn: int
-    rows: range
-
-
 @documented(listed(ExtractOptions))
 def extract(
-    images: ImageSet,
+    images: ImageSet | ImageStream,
     backbone: Backbone,
     out: str | os.PathLike[str],
     options: ExtractOptions | None = None,
     *,
+    on: str = "local",
+    part: tuple[int, int] | None = None,
     progress: bool = True,
     fabric: Fabric | None = None,
     **keywords: Any,
@@ -63,10 +58,12 @@ def extract(
     """Run every image through the trunk and write the features; shards that `out` already holds are kept.
 
     Args:
-        images: The images.
+        images: The images, by index or as a stream of shards.
         backbone: The backbone whose trunk to run.
-        out: A new or empty folder, or one in which the same extraction was begun or finished.
+        out: A new or empty folder, or one in which the same extraction was begun or finished; a path or a URL.
         options: How to extract; None: the defaults.
+        on: "local", or "ray" for a Ray cluster, whose nodes must all reach the images and `out`.
+        part: (K, N) to write only the K-th of N parts, counted from 1; `merge` joins them.
         progress: Show a progress bar when stderr is a terminal.
         fabric: Lightning Fabric, launched, for other devices or several processes, which share the shards.
         keywords: Options by name, which take precedence over `options`:
@@ -83,33 +80,54 @@ def extract(
         >>> features = extract(ImageSet.find("photos"), backbones.create("lite0"), "features", engine="onnx")
     """
     options = combine(ExtractOptions, options, keywords)
+    cluster.check(on)
     engines.ENGINES.check(options.engine)
     if (change := change_of(options)) is not None:
-        change(
-            Image.new("RGB", (32, 32)), seed=0
-        )  # checked here, where the error is one line; a worker prints a traceback
+        # Checked here, where the error is one line; a worker prints a traceback.
+        change(Image.new("RGB", (32, 32)), seed=0)
     fabric = fabric or Fabric(devices=1)
-    folder, passes = Path(out), max(1, options.augment)
-    jobs = [
-        Job(number, turn, range(start, min(start + options.shard_images, len(images))))
-        for number, (turn, start) in enumerate(product(range(passes), range(0, len(images), options.shard_images)))
-    ]
-    work = Extraction(folder, plan_of(images, backbone, options, precision_of(fabric)), len(jobs), passes)
+    if on == "ray" and fabric.world_size > 1:
+        raise DissensusError(f"--on ray brings its own processes; got {fabric.world_size} devices: leave --devices out")
+    passes = max(1, options.augment)
+    source = _source(images, backbone, options)
+    steps = steps_of(source.steps, part)
+    plan = plan_of(images, backbone, options, precision_of(fabric), part)
+    work = Extraction(place(out), plan, steps, source.steps, passes)
+    work.shared(fabric.global_rank, fabric.world_size)
     with _claimed(work, fabric):
         if not work.finished:
             with _failing_together(work, fabric), work.stopping():
-                _fill(work, jobs, images, backbone, options, progress, fabric)
+                fill = _Fill(work, source, options, progress, fabric)
+                if on == "ray":
+                    fill.on_ray(images, backbone)
+                else:
+                    fill.here(backbone)
             with _failing_together(work, fabric):
                 if fabric.is_global_zero:
-                    _check_bad(work, work.bad(), len(images), options)  # of all processes
-                    columns = ["labels"] * (images.labels is not None) + ["groups"] * (images.groups is not None)
-                    work.finish(
-                        columns=(*columns, "features"),
-                        shape=backbone.shape,
-                        classes=images.classes,
-                        group_names=images.group_names,
-                    )
-    return FeatureSet.open(folder)
+                    work.missing()
+                    fill.check_bad(work.bad())  # of all processes
+                    known = images.classes if isinstance(images, ImageSet) else images.classes or None
+                    groups = images.group_names if isinstance(images, ImageSet) else ()
+                    work.finish(shape=backbone.shape, classes=known, group_names=groups)
+    return FeatureSet.open(out)
+
+
+def steps_of(steps: int, part: tuple[int, int] | None) -> range:
+    """Return the shards of a pass that a part has: a contiguous range, all without a part.
+
+    Raises:
+        DataError: If the part is not K of N, or there are fewer shards than parts.
+    """
+    if part is None:
+        return range(steps)
+    number, count = part
+    if not 1 <= number <= count:
+        raise DataError(f"a part is K/N with K from 1 to N; got {number}/{count}: count parts from 1")
+    if count > steps:
+        raise DataError(
+            f"every part needs a shard; {count} parts share {steps} shards: use fewer parts, or smaller --shard-images"
+        )
+    return range((number - 1) * steps // count, number * steps // count)
 
 
 def precision_of(fabric: Fabric | None) -> str:
@@ -124,7 +142,13 @@ def change_of(options: ExtractOptions) -> Change | None:
     return None if options.view is None else functools.partial(standins.apply, name=options.view)
 
 
-def plan_of(images: ImageSet, backbone: Backbone, options: ExtractOptions, precision: str) -> Plan:
+def plan_of(
+    images: ImageSet | ImageStream,
+    backbone: Backbone,
+    options: ExtractOptions,
+    precision: str,
+    part: tuple[int, int] | None = None,
+) -> Plan:
     """Return what the features depend on; an extraction continues only in a folder with the same plan."""
     corruption = options.corruption
     values = {
@@ -138,89 +162,143 @@ def plan_of(images: ImageSet, backbone: Backbone, options: ExtractOptions, preci
         "engine": options.engine,
         "precision": precision,
         "dtype": options.dtype,
-        "shard_images": options.shard_images,
+        "shard_images": options.shard_images if isinstance(images, ImageSet) else None,
+        "part": part,
     }
     return Plan.model_validate_json(json.dumps(values))
 
 
-def _fill(
-    work: Extraction,
-    jobs: Sequence[Job],
-    images: ImageSet,
-    backbone: Backbone,
-    options: ExtractOptions,
-    progress: bool,
-    fabric: Fabric,
-) -> None:
-    """Write the missing shards that no other process has taken."""
-    encoder = Encoder(backbone, options.engine, fabric.device)  # before workers are forked
-    bad = work.bad()
-    _check_bad(work, bad, len(images), options)
-    missing = [job for job in jobs if work.receipt(job.shard) is None]
-    total, left = (sum(len(job.rows) for job in some) for some in (jobs, missing))
-    bar = tqdm(
-        total=total,
-        initial=total - left,
-        desc=f"extract {work.folder.name}",
-        unit="image",
-        smoothing=0.05,
-        leave=False,
-        dynamic_ncols=True,
-        disable=None if progress and fabric.is_global_zero else True,
-    )
-    workers = options.workers
-    if workers is None:
-        workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
-    reader = Reader(backbone.transform, images, options.augment > 0, change_of(options), options.seed)
-    requests = _requests((job for job in missing if work.take(job.shard)), options.batch_size)
-    rows: list[int] = []
-    parts: list[NDArray[Any]] = []
-    errors: list[tuple[str, str]] = []
-    with bar, read(reader, requests, workers) as batches:
-        for batch in batches:
-            with fabric.autocast():
-                features = encoder(batch.pixels)
-            _check_values(features, options.dtype, [batch.names[i] for i in batch.readable])
-            parts.append(features.numpy().astype(options.dtype))
-            rows += [batch.request.items[i] for i in batch.readable]
-            errors += [(one_line(batch.names[i]), reason) for i, reason in batch.errors.items()]
-            bad.update(errors)
-            _check_bad(work, bad, len(images), options)
-            if batch.request.last:
-                codes = {"labels": images.labels, "groups": images.groups}
-                tensors = {kind: values[rows] for kind, values in codes.items() if values is not None}
-                work.write(batch.request.shard, {**tensors, "features": np.concatenate(parts)}, errors)
-                rows, parts, errors = [], [], []
-            # The other processes advance at about the same rate.
-            bar.update(min(len(batch.names) * fabric.world_size, total - bar.n))
-            if bad:
-                bar.set_postfix_str(f"{len(bad)} bad", refresh=False)
-            if work.stopped:
-                return
+def _source(images: ImageSet | ImageStream, backbone: Backbone, options: ExtractOptions) -> Source:
+    reader = Reader(backbone.transform, None, options.augment > 0, change_of(options), options.seed)
+    return source_of(images, reader, options.shard_images, options.batch_size)
 
 
-def _requests(jobs: Iterable[Job], batch_size: int) -> Iterator[Request]:
-    """Yield the batches of shards; a shard is taken when its turn to be read comes."""
-    for shard, turn, rows in jobs:
-        for start in range(0, len(rows), batch_size):
-            yield Request(rows[start : start + batch_size], turn, shard, start + batch_size >= len(rows))
+class _Fill:
+    """Writes the missing shards of an extraction."""
+
+    def __init__(
+        self, work: Extraction, source: Source, options: ExtractOptions, progress: bool, fabric: Fabric
+    ) -> None:
+        self.work, self.source, self.options, self.progress, self.fabric = work, source, options, progress, fabric
+        self.total = source.images_of(work.steps)
+
+    def here(self, backbone: Backbone) -> None:
+        """Write the shards that no other process has taken, in this process; workers read ahead."""
+        fabric, options = self.fabric, self.options
+        encoder = Encoder(backbone, options.engine, fabric.device)  # before workers are forked
+        missing = self.work.missing()
+        bad = self.work.bad()
+        self.check_bad(bad)
+        workers = options.workers
+        if workers is None:
+            workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
+        jobs = (self._job(number) for number in missing if self.work.take(number))
+        shards: dict[int, Collected] = {}
+        with self._bar(missing) as bar, self.source.ahead(jobs, workers) as batches:
+            for batch in batches:
+                shard = shards.setdefault(batch.request.shard, Collected())
+                with fabric.autocast():
+                    features = encoder(batch.pixels)
+                _check_values(features, options.dtype, [batch.names[i] for i in batch.readable])
+                shard.add(batch, features.numpy().astype(options.dtype))
+                bad.update(shard.errors)
+                self.check_bad(bad)
+                if batch.request.last:
+                    self.work.write(batch.request.shard, shard.stacked, self.source.metadata(shard), shard.errors)
+                    del shards[batch.request.shard]
+                # The other processes advance at about the same rate.
+                ahead = len(batch.names) * fabric.world_size
+                bar.update(ahead if bar.total is None else min(ahead, bar.total - bar.n))
+                if bad:
+                    bar.set_postfix_str(f"{len(bad)} bad", refresh=False)
+                if self.work.stopped:
+                    return
+
+    def on_ray(self, images: ImageSet | ImageStream, backbone: Backbone) -> None:
+        """Write the shards as tasks of a Ray cluster."""
+        missing = self.work.missing()
+        task = _Task(images, backbone, self.options, str(self.work.folder), self.work.plan, self.source.steps)
+        gpus = 1 if self.fabric.device.type == "cuda" else 0
+        with self._bar(missing) as bar:
+            results = cluster.on_ray(_run_task, task, missing, gpus=gpus)
+            with contextlib.closing(results):
+                for number, (text, count) in results:
+                    self.work.add(number, Receipt.model_validate_json(text))
+                    self.check_bad(self.work.bad())
+                    bar.update(count)
+
+    def _job(self, number: int) -> Job:
+        turn, step = divmod(number, self.work.total)
+        return Job(number, step, turn)
+
+    def _bar(self, missing: Sequence[int]) -> Any:
+        steps = self.work.total
+        done = None
+        if self.total is not None:
+            left = sum(self.source.images_of(range(n % steps, n % steps + 1)) or 0 for n in missing)
+            done = self.total * self.work.passes - left
+        return tqdm(
+            total=None if self.total is None else self.total * self.work.passes,
+            initial=done or 0,
+            desc=f"extract {self.work.folder.name}",
+            unit="image",
+            smoothing=0.05,
+            leave=False,
+            dynamic_ncols=True,
+            disable=None if self.progress and self.fabric.is_global_zero else True,
+        )
+
+    def check_bad(self, bad: Mapping[str, str]) -> None:
+        """Raise if more images are unreadable than allowed: a share above 0 always allows one."""
+        # Rounded first: 0.29 * 100 is 28.999999999999996. Of a stream, a share of what was read.
+        share = 0.0 if self.options.strict else self.options.max_bad
+        images = self.total if self.total is not None else self.work.known_images + len(bad)
+        allowed = max(int(round(share * images, 6)), 1 if share > 0 else 0)
+        if len(bad) <= allowed:
+            return
+        name, reason = next(iter(bad.items()))
+        if self.options.strict:
+            raise DataError(f"every image must be readable; {name} is not ({reason}): fix it, or leave out --strict")
+        path = self.work.list_bad(list({**self.work.bad(), **bad}.items()))
+        raise DataError(
+            f"at most {allowed} of {images} images may be unreadable; {len(bad)} are so far, such as {name} "
+            f"({reason}): see {path}; raise --max-bad to continue without them, or fix them and choose another folder"
+        )
 
 
-def _check_bad(work: Extraction, bad: Mapping[str, str], images: int, options: ExtractOptions) -> None:
-    """Raise if more images are unreadable than allowed: a share above 0 always allows one."""
-    # Rounded first: 0.29 * 100 is 28.999999999999996.
-    share = 0.0 if options.strict else options.max_bad
-    allowed = max(int(round(share * images, 6)), 1 if share > 0 else 0)
-    if len(bad) <= allowed:
-        return
-    name, reason = next(iter(bad.items()))
-    if options.strict:
-        raise DataError(f"every image must be readable; {name} is not ({reason}): fix it, or leave out --strict")
-    path = work.list_bad(list({**work.bad(), **bad}.items()))
-    raise DataError(
-        f"at most {allowed} of {images} images may be unreadable; {len(bad)} are so far, such as {name} ({reason}): "
-        f"see {path}; raise --max-bad to continue without them, or fix them and choose another folder"
-    )
+class _Task(NamedTuple):
+    """What a task of a cluster needs to write any shard."""
+
+    images: ImageSet | ImageStream
+    backbone: Backbone
+    options: ExtractOptions
+    out: str
+    plan: Plan
+    steps: int
+
+
+_ENCODERS: dict[str, Encoder] = {}  # of this process, by the fingerprint of the trunk and the engine
+
+
+def _run_task(task: _Task, number: int) -> tuple[str, int]:
+    """Write one shard in a process of a cluster; return its receipt and the number of its images."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    key = f"{task.backbone.describe()['fingerprint']} {task.options.engine} {device}"
+    if key not in _ENCODERS:
+        _ENCODERS.clear()
+        _ENCODERS[key] = Encoder(task.backbone, task.options.engine, device)
+    source = _source(task.images, task.backbone, task.options)
+    turn, step = divmod(number, task.steps)
+    shard, count = Collected(), 0
+    for batch in source.batches(Job(number, step, turn)):
+        features = _ENCODERS[key](batch.pixels)
+        _check_values(features, task.options.dtype, [batch.names[i] for i in batch.readable])
+        shard.add(batch, features.numpy().astype(task.options.dtype))
+        count += len(batch.names)
+    work = Extraction(place(task.out), task.plan, range(step, step + 1), task.steps)
+    work.prepare()
+    receipt = work.write(number, shard.stacked, source.metadata(shard), shard.errors)
+    return receipt.model_dump_json(), count
 
 
 def _check_values(features: Tensor, dtype: str, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ features = encoder(pixels)                             # (B, H, W, 3) uint8 -> (
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from dissensus.backbones import Backbone, engines
-from dissensus.features.loader import Batch, Source, load
-from dissensus.images import to_rgb
+from dissensus.features._sources import Job, Streams
+from dissensus.features.loader import Batch, Reader, Source, default_workers, load
+from dissensus.images import ImageStream, to_rgb
 
 
 class Encoder:
@@ -53,11 +54,25 @@ class Encoder:
 
     @contextlib.contextmanager
     def stream(
-        self, source: Source, *, batch_size: int = 64, workers: int | None = None, strict: bool = False
+        self,
+        source: Source | ImageStream,
+        *,
+        batch_size: int = 64,
+        workers: int | None = None,
+        strict: bool = False,
+        shards: Sequence[int] | None = None,
     ) -> Iterator[Iterator[tuple[Batch, Tensor]]]:
         """Encode images of any source in order, in bounded memory.
 
-        Yields an iterator of (batch, features (n, ...) of its n readable images); see `load` for the arguments.
+        Yields an iterator of (batch, features (n, ...) of its n readable images); see `load` for the arguments. Batches
+        of an `ImageStream` name their shard in `Batch.request`; those of different shards alternate. `shards` are the
+        ones to read, by default all.
         """
+        if isinstance(source, ImageStream):
+            jobs = [Job(shard, shard, 0) for shard in (range(len(source)) if shards is None else shards)]
+            readers = min(len(jobs), default_workers() if workers is None else workers)
+            with Streams(source, Reader(self.backbone.transform), batch_size).ahead(jobs, readers) as batches:
+                yield ((batch, self(batch.pixels)) for batch in batches)
+            return
         with load(source, self.backbone.transform, batch_size=batch_size, workers=workers, strict=strict) as batches:
             yield ((batch, self(batch.pixels)) for batch in batches)

@@ -3,8 +3,7 @@
     plan.json                 what was requested; another extraction is refused
     plan.lock, plan.1.lock    held by the processes of the command
     shard-00003.taken         one of them is working on this shard
-    shard-00003.safetensors   the features of the images of that shard
-    shard-00003.json          its receipt: rows, bytes, sha256, and the images that could not be read
+    shard-00003.json          receipt of a shard that is written: its files, and the images that could not be read
 
 When every shard has its receipt, the receipts become the index of a feature folder and are removed with the plan.
 Images that could not be read stay listed in bad.tsv.
@@ -16,19 +15,22 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 from pydantic import model_validator
 
 from dissensus._core import documents
 from dissensus._core.documents import Document
 from dissensus._core.errors import DataError
 from dissensus._core.files import replacing
+from dissensus._core.places import files_in, is_remote
 from dissensus.backbones import BackboneDescription
+from dissensus.features._metadata import Column
 from dissensus.features._provenance import Count
-from dissensus.features._shards import INDEX, Dtype, Index, Shard
+from dissensus.features._shards import FEATURES, INDEX, METADATA, Dtype, Index, Shard
 from dissensus.features.store import LOCK, Store
 from dissensus.functional.arrays import Array
 
@@ -43,7 +45,7 @@ class Plan(Document):
     error = DataError
     remedy = "delete the folder, or choose another"
 
-    format: Literal["dissensus-plan-1"] = "dissensus-plan-1"
+    format: Literal["dissensus-plan-2"] = "dissensus-plan-2"
     backbone: BackboneDescription
     images: str  # fingerprint
     augment: int
@@ -53,11 +55,13 @@ class Plan(Document):
     engine: str
     precision: str
     dtype: Dtype
-    shard_images: Count
+    shard_images: Count | None  # None where the source has shards of its own
+    part: tuple[Count, Count] | None = None  # K of N, where the work is divided among commands
 
     def values(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
-        return self.model_dump(mode="json", exclude={"format"}, exclude_unset=True)
+        """Return the fields as JSON has them; `part` only if there is one."""
+        values = self.model_dump(mode="json", exclude={"format"}, exclude_unset=True)
+        return {name: value for name, value in values.items() if name != "part" or value is not None}
 
     @property
     def key(self) -> str:
@@ -71,27 +75,38 @@ class Receipt(Document):
 
     error = DataError
 
-    format: Literal["dissensus-shard-1"] = "dissensus-shard-1"
+    format: Literal["dissensus-shard-2"] = "dissensus-shard-2"
     shard: Shard | None
+    columns: tuple[Column, ...]  # of its metadata
     bad: tuple[tuple[str, str], ...]  # name, reason
 
     @model_validator(mode="after")
     def _check(self) -> Receipt:
         if self.shard is None and not self.bad:
             raise ValueError("a shard has rows or images that cannot be read")
+        if self.shard is not None and bool(self.columns) != (self.shard.metadata is not None):
+            raise ValueError("a shard has metadata if there are columns")
         return self
 
 
 class Extraction:
     """A folder that is filled by one command at a time, perhaps in several attempts.
 
-    `count` is the number of shards, the same number for each of the `passes`.
+    Args:
+        folder: The folder, a path or a URL.
+        plan: What is requested.
+        steps: The shards of a pass that are written here, of those that there are: a part of them, or all.
+        total: How many shards a pass has.
+        passes: How many passes there are, one after the other.
     """
 
-    def __init__(self, folder: Path, plan: Plan, count: int, passes: int = 1) -> None:
+    def __init__(self, folder: Path, plan: Plan, steps: range, total: int, passes: int = 1) -> None:
         self.store = Store(folder)
-        self.folder, self.plan, self.count, self.passes = folder, plan, count, passes
+        self.folder, self.plan, self.steps, self.total, self.passes = folder, plan, steps, total, passes
+        self.numbers = [turn * total + step for turn in range(passes) for step in steps]
+        self._rank, self._world = 0, 1
         self._parent: int | None = None
+        self._receipts: dict[int, Receipt] = {}
 
     @property
     def finished(self) -> bool:
@@ -123,9 +138,15 @@ class Extraction:
         with contextlib.nullcontext() if self.finished else self.store.joined(rank):
             yield
 
+    def shared(self, rank: int, world: int) -> None:
+        """Share the work with other processes of the command."""
+        self._rank, self._world = rank, world
+
     @property
     def stopped(self) -> bool:
         """Whether another process of the command has failed, or the parent of this one has ended."""
+        if self._world == 1:
+            return False
         return (self.folder / STOP).exists() or self._parent not in (None, os.getppid())
 
     @contextlib.contextmanager
@@ -134,41 +155,68 @@ class Extraction:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OSError):  # such as a full disk, on which the others fail as well
-                (self.folder / STOP).touch()
+            if self._world > 1:
+                with contextlib.suppress(OSError):  # such as a full disk, on which the others fail as well
+                    (self.folder / STOP).touch()
             raise
 
     def take(self, number: int) -> bool:
         """Take a shard for this process. Return False if another process has it, or one has failed."""
         if self.stopped:
             return False
+        if is_remote(self.folder):  # object stores do not create a file for one process only
+            return number % self._world == self._rank
         try:
             open(self.folder / f"shard-{number:05d}.taken", "xb").close()
         except FileExistsError:
             return False
         return True
 
-    def receipt(self, number: int) -> Receipt | None:
-        """Return the receipt of a shard; None if the shard is still to be written, or is damaged."""
-        try:
-            receipt = documents.read(Receipt, self._receipt(number))
-            if receipt.shard is None:
-                return receipt
-            path = self._receipt(number).with_suffix(".safetensors")
-            whole = path.name == receipt.shard.file and path.stat().st_size == receipt.shard.bytes
-        except (DataError, OSError):
-            return None
-        return receipt if whole else None
+    def missing(self) -> list[int]:
+        """Return the shards that are still to be written, after reading the receipts that are new."""
+        sizes = {
+            f"{name}/{file}": n for name in (FEATURES, METADATA) for file, n in files_in(self.folder / name).items()
+        }
+        names = files_in(self.folder)
+        for number in self.numbers:
+            name = self._receipt(number).name
+            if number in self._receipts or name not in names:
+                continue
+            with contextlib.suppress(DataError):  # a damaged receipt: the shard is written again
+                receipt = documents.read(Receipt, self.folder / name)
+                files = {} if receipt.shard is None else receipt.shard.files
+                own = receipt.shard is None or receipt.shard.number == number
+                if own and all(sizes.get(path) == written.bytes for path, written in files.items()):
+                    self._receipts[number] = receipt
+        return [number for number in self.numbers if number not in self._receipts]
 
-    def write(self, number: int, tensors: Mapping[str, Array], bad: Errors) -> None:
+    def write(self, number: int, features: Array, metadata: pa.Table, bad: Errors) -> Receipt:
         """Write a shard, then its receipt."""
-        shard = self.store.write_shard(number, tensors) if len(tensors["features"]) else None
-        self.store.write(self._receipt(number).name, Receipt(shard=shard, bad=tuple(bad)))
+        shard = self.store.write_shard(number, features, metadata) if len(features) else None
+        columns = tuple(metadata.column_names)
+        receipt = Receipt(shard=shard, columns=columns, bad=tuple(bad))
+        self.store.write(self._receipt(number).name, receipt)
+        self._receipts[number] = receipt
+        return receipt
+
+    def prepare(self) -> None:
+        """Create the folders of a store that another process has claimed, on a node that may not see them yet."""
+        with self.store.writing():
+            self.store.make_folders()
+
+    @property
+    def known_images(self) -> int:
+        """How many images were read into the shards of the first pass that are known."""
+        known = (self._receipts[step].shard for step in self.steps if step in self._receipts)
+        return sum(shard.rows for shard in known if shard is not None)
+
+    def add(self, number: int, receipt: Receipt) -> None:
+        """Take note of a shard that another process has written."""
+        self._receipts[number] = receipt
 
     def bad(self) -> dict[str, str]:
-        """Return the images of finished shards that could not be read, with the reasons."""
-        receipts = [self.receipt(number) for number in range(self.count)]
-        return {name: reason for receipt in receipts if receipt is not None for name, reason in receipt.bad}
+        """Return the images of known shards that could not be read, with the reasons."""
+        return {name: reason for _, receipt in sorted(self._receipts.items()) for name, reason in receipt.bad}
 
     def list_bad(self, bad: Errors) -> Path:
         """Write the list of images that could not be read: name, tab, reason."""
@@ -179,38 +227,47 @@ class Extraction:
 
     def finish(self, **fields: Any) -> None:
         """Write the index of the shards and remove what is no longer needed; `fields` are those of `Index`."""
-        receipts = [receipt for number in range(self.count) if (receipt := self.receipt(number)) is not None]
-        if len(receipts) < self.count:
+        if missing := self.missing():
             raise DataError(
-                f"all {self.count} shards must be there; {self.folder} has {len(receipts)}, the others were removed: "
+                f"all {len(self.numbers)} shards must be there; {self.folder} lacks {len(missing)}, as if removed: "
                 "run the same command again"
             )
-        self._check_passes(receipts)
+        receipts = [self._receipts[number] for number in self.numbers]
+        self._check_passes()
         shards = [receipt.shard for receipt in receipts if receipt.shard is not None]
-        bad = [entry for receipt in receipts[: self.count // self.passes] for entry in receipt.bad]
+        bad = [entry for receipt in receipts[: len(self.steps)] for entry in receipt.bad]
         if bad:
             self.list_bad(bad)
         else:
             (self.folder / BAD).unlink(missing_ok=True)
         if not shards:
-            for number in range(self.count):  # nothing to keep: other images may use the folder
+            for number in self.numbers:  # nothing to keep: other images may use the folder
                 self._receipt(number).unlink(missing_ok=True)
             name, reason = bad[0]
             raise DataError(
                 f"features need an image that can be read; none can, the first is {name} ({reason}): see "
                 f"{self.folder / BAD}, and choose others"
             )
+        columns = {receipt.columns: number for number, receipt in self._receipts.items() if receipt.shard is not None}
+        if len(columns) > 1:
+            without = next(number for names, number in columns.items() if "label" not in names)
+            raise DataError(
+                f"all images have a label or none has; those of shard {without} have none: give them labels, or add "
+                "--unlabelled"
+            )
         provenance = {**self.plan.values(), "passes": self.passes, "bad": len(bad)}
-        self.store.write_index(shards, provenance, dtype=self.plan.dtype, **fields)
+        if self.plan.part is not None:
+            provenance |= {"shards": [self.total, self.passes]}
+        self.store.write_index(shards, provenance, dtype=self.plan.dtype, columns=next(iter(columns)), **fields)
         self._tidy()
 
-    def _check_passes(self, receipts: Sequence[Receipt]) -> None:
+    def _check_passes(self) -> None:
         """Passes must be of the same images; otherwise the shards of an image that changed are made again."""
-        step = self.count // self.passes
-        for first in range(step):
-            turns = [{name for name, _ in receipt.bad} for receipt in receipts[first::step]]
+        for step in self.steps:
+            numbers = [turn * self.total + step for turn in range(self.passes)]
+            turns = [{name for name, _ in self._receipts[number].bad} for number in numbers]
             if odd := [name for name in turns[0].union(*turns) if not all(name in turn for turn in turns)]:
-                for number in range(first, self.count, step):
+                for number in numbers:
                     self._receipt(number).unlink(missing_ok=True)
                 raise DataError(
                     f"an image must be readable in all passes or in none; {min(odd)} was in some only, as "
@@ -225,14 +282,17 @@ class Extraction:
 
         The plan goes last, so that a kill in between leaves only files that it explains.
         """
-        receipts = sorted(self.folder.glob("shard-*.json"))
-        unneeded = [*self.folder.glob("shard-*.taken"), self.folder / STOP]
-        if self.finished:
-            unneeded += [*receipts, self.folder / PLAN]
-        elif not receipts and (self.folder / PLAN).exists():
-            unneeded += [*self.folder.glob("shard-*.safetensors"), self.folder / PLAN]
-        for path in unneeded:
-            path.unlink(missing_ok=True)
+        names = sorted(files_in(self.folder))
+        receipts = [name for name in names if name.startswith("shard-") and name.endswith(".json")]
+        unneeded = [name for name in names if name.startswith("shard-") and name.endswith(".taken")]
+        unneeded += [name for name in (STOP,) if name in names]
+        if INDEX in names:
+            unneeded += [*receipts, *[PLAN] * (PLAN in names)]
+        elif not receipts and PLAN in names:
+            shards = [f"{name}/{file}" for name in (FEATURES, METADATA) for file in files_in(self.folder / name)]
+            unneeded += [*shards, PLAN]
+        for name in unneeded:
+            (self.folder / name).unlink(missing_ok=True)
 
     def _check_contents(self) -> None:
         """Raise unless the folder is empty or holds this extraction, begun or finished."""
@@ -246,8 +306,8 @@ class Extraction:
         else:
             raise DataError(f"features need an empty folder; {self.folder} is half-written: delete it first")
         here = self.plan.values()
-        if differing := [key for key in here if not _same(there.get(key), here[key])]:
-            shown = ", ".join(_difference(key, there.get(key), here[key]) for key in differing[:3])
+        if differing := [key for key in {**here, "part": 0} if not _same(there.get(key), here.get(key))]:
+            shown = ", ".join(_difference(key, there.get(key), here.get(key)) for key in differing[:3])
             raise DataError(f"{self.folder} holds other features ({shown}): choose another folder, or delete it")
 
 

@@ -1,21 +1,21 @@
-"""FeatureSet: what the frozen trunk outputs, with labels, in memory or memory-mapped from a folder.
+"""FeatureSet: what the frozen trunk outputs, with labels, in memory or in the shards of a folder.
 
     features = FeatureSet.from_arrays(x, ["cat", "dog", ...])           # (N, ...), (N,)
     features = features.save("features")                                # sharded, float16, opened again
     x = features.rows(torch.randint(len(features), (256,)))             # (256, ...) float32
 
-Rows are read on demand; however many there are, memory holds the labels and the rows in use.
+Rows are read on demand; a set of a billion rows opens in seconds. The folder may be at a URL, such as
+s3://bucket/features.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dissensus._core.errors import DataError
-from dissensus.features import _shards
+from dissensus._core.places import place, storage_errors
+from dissensus.features import _opening
 from dissensus.features._provenance import passes_of, plain
-from dissensus.features._rows import gather, positions
-from dissensus.features._shards import Shard
+from dissensus.features._rows import positions
+from dissensus.features._storage import Kind, Memory, Storage
 from dissensus.features.npz import read_npz
 from dissensus.features.writer import FeatureWriter
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Array, Values
+
+WHOLE = 2**24  # up to this many rows, all labels are read at once
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,8 +45,6 @@ class FeatureSet:
     """N rows of features. Create one with `from_arrays` or `open`.
 
     Attributes:
-        labels: (N,) int64, indices into `classes`; None if unknown.
-        groups: (N,) int64, indices into `group_names`; None if there are none.
         classes: The names of the classes.
         group_names: The names of the groups.
         provenance: Where the features come from, such as the backbone.
@@ -51,16 +52,15 @@ class FeatureSet:
         passes: Augmented passes over the same samples, one after the other; training uses one per epoch.
     """
 
-    labels: Tensor | None
-    groups: Tensor | None
     classes: tuple[str, ...]
     group_names: tuple[str, ...]
     provenance: dict[str, Any]
     folder: Path | None
-    _parts: tuple[Array, ...]  # the rows of the root set, one array per shard
-    _shards: tuple[Shard, ...] = ()
-    _root: FeatureSet | None = None  # the set of which this is a subset,
-    _index: NDArray[np.int64] | None = None  # and this set's rows in it
+    _storage: Storage  # the rows of the root set
+    _index: NDArray[np.int64] | None = None  # this set's rows in it; None: all
+    _labels: NDArray[np.int64] | None = None  # of this set's rows, instead of those that are stored
+    _open: tuple[str, str | None] | None = None  # arguments of `open`, for another process
+    _hidden: bool = False  # whether labels and groups are ignored
     passes: int = 1
 
     @classmethod
@@ -97,47 +97,44 @@ class FeatureSet:
         y, classes = arrays.encode("labels", labels, len(array), classes)
         g, group_names = arrays.encode("groups", groups, len(array), group_names)
         return cls(
-            labels=None if y is None else torch.from_numpy(y),
-            groups=None if g is None else torch.from_numpy(g),
             classes=classes,
             group_names=group_names,
             passes=passes_of(provenance or {}, len(array)),
             provenance=plain(provenance or {}),
             folder=None,
-            _parts=(array,),
+            _storage=Memory(array, y, g),
         )
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> FeatureSet:
-        """Open the set in a folder, memory-mapped: labels and groups are read, features are not.
+    def open(
+        cls, folder: str | os.PathLike[str], *, verify: bool = False, label_column: str | None = None
+    ) -> FeatureSet:
+        """Open the set in a folder: nothing but its index is read.
 
         Args:
-            folder: A folder written by `save`, `FeatureWriter` or `extract`; or an .npz file, which is loaded.
+            folder: A folder written by `save`, `FeatureWriter` or `extract`; one that clip-retrieval wrote, with
+                `img_emb/*.npy` and `metadata/*.parquet`; or an .npz file, which is loaded. A path or a URL.
             verify: Read all shards and check their sha256, besides their sizes.
+            label_column: The column of clip-retrieval's metadata that holds the labels; None: "label", "class", "cls"
+                or none.
 
         Raises:
             DataError: If the folder is missing, unfinished or damaged.
         """
-        folder = Path(folder)
-        if folder.suffix == ".npz":
-            values = read_npz(folder)
-            return cls.from_arrays(values["features"], values.get("labels"), groups=values.get("groups"))
-        index = _shards.read_index(folder)
-        maps = [_shards.map_shard(folder, shard, index) for shard in index.shards]
-        codes = {
-            kind: torch.from_numpy(np.concatenate([tensors[kind] for tensors in maps]))
-            for kind in index.columns
-            if kind != "features"
-        }
+        path = place(folder)
+        with storage_errors(path):
+            if path.suffix == ".npz":
+                values = read_npz(path)
+                return cls.from_arrays(values["features"], values.get("labels"), groups=values.get("groups"))
+            storage = _opening.open_folder(path, label_column)
+        index = storage.index
         features = cls(
-            labels=codes.get("labels"),
-            groups=codes.get("groups"),
             classes=index.classes,
             group_names=index.group_names,
             provenance=index.provenance,
-            folder=folder,
-            _parts=tuple(tensors["features"] for tensors in maps),
-            _shards=index.shards,
+            folder=path,
+            _storage=storage,
+            _open=(str(path), label_column),
             passes=index.provenance.get("passes", 1),
         )
         if verify:
@@ -161,21 +158,26 @@ class FeatureSet:
                 writer.add(x, y, None if self.groups is None else self.groups[at])
         return FeatureSet.open(folder)
 
-    def verify(self, progress: bool = False) -> None:
-        """Read every shard; raise `DataError` if its bytes have changed since it was written."""
-        if self.folder is not None:
-            for shard in tqdm(self._shards, desc=f"verify {self.folder.name}", disable=not progress):
-                _shards.verify_shard(self.folder, shard)
+    def verify(self, progress: bool = False, *, when_read: bool = False) -> None:
+        """Raise `DataError` if the bytes of a shard have changed since it was written.
+
+        Args:
+            progress: Show a progress bar.
+            when_read: Check each shard when it is first read, instead of all now.
+        """
+        name = "" if self.folder is None else self.folder.name
+        bar = partial(tqdm, desc=f"verify {name}", disable=not progress)
+        self._storage.verify(bar, when_read=when_read)
 
     def __len__(self) -> int:
-        return int(self._starts[-1]) if self._index is None else len(self._index)
+        return self._storage.count if self._index is None else len(self._index)
 
     def __repr__(self) -> str:
         backbone = (self.provenance.get("backbone") or {}).get("name")
         facts = [
             f"{len(self):,} rows of shape {self.shape}",
-            "unlabelled" if self.labels is None else f"{len(self.classes)} classes",
-            "" if self.groups is None else f"{len(self.group_names)} groups",
+            "unlabelled" if not self.has_labels else f"{len(self.classes)} classes",
+            f"{len(self.group_names)} groups" if self.has_groups else "",
             "" if self.passes == 1 else f"{self.passes} passes",
             "" if backbone is None else f"backbone {backbone}",
             "in memory" if self.folder is None else f"in {str(self.folder)!r}",
@@ -183,17 +185,15 @@ class FeatureSet:
         return f"FeatureSet({', '.join(filter(None, facts))})"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # A mapped array would be pickled by value: send the folder and the row numbers instead.
-        if self._root is not None:
-            return FeatureSet.subset, (self._root, self._index, self.passes)
-        if self.folder is None:
+        # Mapped arrays would be pickled by value: send the address and the row numbers instead.
+        if self._open is None:
             return super().__reduce__()
-        return FeatureSet.open if self._labelled else _open_unlabelled, (self.folder,)
+        return _reopened, (*self._open, self._index, self._labels, self.classes, self._hidden, self.passes)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row."""
-        return self._parts[0].shape[1:]
+        return self._storage.shape
 
     @property
     def width(self) -> int:
@@ -201,12 +201,37 @@ class FeatureSet:
         return math.prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all features as stored, without labels."""
+        return len(self) * self.width * self._storage.dtype.itemsize
+
+    @property
     def has_labels(self) -> bool:
         """Whether the labels are known; asking does not read them."""
-        return self.labels is not None
+        return self._labels is not None or (not self._hidden and "label" in self._storage.kinds)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the groups are known; asking does not read them."""
+        return not self._hidden and "group" in self._storage.kinds
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """(N,) int64, indices into `classes`, read when first asked for; None if unknown."""
+        if not self.has_labels:
+            return None
+        return torch.from_numpy(self._codes("label") if self._labels is None else self._labels)
+
+    @cached_property
+    def groups(self) -> Tensor | None:
+        """(N,) int64, indices into `group_names`, read when first asked for; None if there are none."""
+        return torch.from_numpy(self._codes("group")) if self.has_groups else None
+
+    def _codes(self, kind: Kind) -> NDArray[np.int64]:
+        return self._storage.codes(kind, self._index)
 
     def labels_at(self, rows: Values | slice) -> Tensor:
-        """Return the labels (...) int64 of these rows, which only those are read for.
+        """Return the labels (...) int64 of these rows; of a large set, only those are read.
 
         Args:
             rows: As for `rows`.
@@ -214,46 +239,47 @@ class FeatureSet:
         Raises:
             DataError: If the labels are not known.
         """
-        if self.labels is None:
+        if not self.has_labels:
             raise DataError("labels are needed; this set has none: give labels when making it")
-        return self.labels[torch.from_numpy(positions(rows, len(self)))]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all features as stored, without labels."""
-        return len(self) * self.width * self._parts[0].dtype.itemsize
-
-    @property
-    def class_counts(self) -> Tensor:
-        """(C,): the number of rows of each class; all 0 when unlabelled."""
-        labels = torch.zeros(0, dtype=torch.int64) if self.labels is None else self.labels
-        return torch.bincount(labels, minlength=len(self.classes))
+        at = positions(rows, len(self))
+        if len(self) <= WHOLE or self._labels is not None or "labels" in self.__dict__:
+            assert self.labels is not None
+            return self.labels[torch.from_numpy(at)]
+        flat = at.reshape(-1)
+        codes = self._storage.codes("label", flat if self._index is None else self._index[flat])
+        return torch.from_numpy(codes).view(at.shape)
 
     @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        return np.cumsum([0, *map(len, self._parts)])
+    def class_counts(self) -> Tensor:
+        """(C,): the number of rows of each class; all 0 when unlabelled."""
+        counts = torch.zeros(len(self.classes), dtype=torch.int64)
+        if not self.has_labels:
+            return counts
+        if self._index is None and self._labels is None:
+            stored = torch.from_numpy(self._storage.counts)
+            counts[: len(stored)] = stored
+            return counts
+        for start in range(0, len(self), WHOLE):
+            labels = self.labels_at(slice(start, start + WHOLE))
+            counts += torch.bincount(labels, minlength=len(counts))
+        return counts
 
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 of values, labels, names, order and passes; it differs between memory and disk."""
         passes = b"" if self.passes == 1 else f" {self.passes} passes".encode()
-        if self._root is not None and self._index is not None:
-            return hashlib.sha256(self._root.fingerprint.encode() + self._index.tobytes() + passes).hexdigest()
-        hashes = [shard.sha256 for shard in self._shards]
-        facts = [len(self), self.shape, str(self._parts[0].dtype), self.classes, self.group_names, hashes]
-        digest = hashlib.sha256(json.dumps(facts).encode() + passes)
-        if self.folder is None:
-            for codes in (self.labels, self.groups):
-                digest.update(b"none" if codes is None else codes.numpy().tobytes())
-            step = max(1, 2**22 // self.width)
-            for start in range(0, len(self), step):
-                digest.update(np.ascontiguousarray(self._parts[0][start : start + step]).data)
-        return digest.hexdigest()
+        known = self.has_labels or self.has_groups or self.classes or self.group_names
+        names = (self.classes, self.group_names) if known else None
+        whole = self._storage.fingerprint(names)
+        for codes in (self._index, self._labels):
+            if codes is not None:
+                whole = hashlib.sha256(whole.encode() + codes.tobytes()).hexdigest()
+        return hashlib.sha256(whole.encode() + passes).hexdigest() if passes else whole
 
     @property
     def images(self) -> str | None:
         """The fingerprint of the images that the rows come from; None for a subset, or if unknown."""
-        return None if self._root is not None else self.provenance.get("images")
+        return None if self._index is not None else self.provenance.get("images")
 
     def rows(self, index: Values | slice) -> Tensor:
         """Return float32 features (..., *shape) of these rows in this order.
@@ -262,9 +288,15 @@ class FeatureSet:
             index: Integers (...), of which negative ones count from the end; a slice; or a mask (N,).
         """
         rows = positions(index, len(self))
-        flat = rows.reshape(-1)
-        x = gather(self._parts, self._starts, flat if self._index is None else self._index[flat])
-        return x.reshape(*rows.shape, *self.shape)
+        return arrays.to_float32(self._read(rows.reshape(-1))).reshape(*rows.shape, *self.shape)
+
+    def _read(self, rows: NDArray[np.int64]) -> Array:
+        return self._storage.read(rows if self._index is None else self._index[rows])
+
+    def paths(self, index: Values | slice) -> list[str] | None:
+        """Return where the images of these rows came from, as extraction wrote it; None if unknown."""
+        rows = positions(index, len(self)).reshape(-1)
+        return self._storage.paths(rows if self._index is None else self._index[rows])
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, slice]]:
         """Yield all rows in order as (features (batch_size, ...), slice); the last batch may be short."""
@@ -284,26 +316,23 @@ class FeatureSet:
         rows = positions(index, len(self))
         if rows.ndim != 1 or not len(rows):
             raise DataError(f"a subset needs a list of at least one row; got shape {rows.shape}: choose rows")
-        at = torch.from_numpy(rows)
         return replace(
             self,
-            labels=None if self.labels is None else self.labels[at],
-            groups=None if self.groups is None else self.groups[at],
-            _root=self._root or self,
             _index=rows if self._index is None else self._index[rows],
+            _labels=None if self._labels is None else self._labels[rows],
             passes=passes_of({"passes": passes}, len(rows)),
         )
 
     def unlabelled(self) -> FeatureSet:
         """Return a view of the same rows without labels, classes and groups; features are not copied."""
-        if not self._labelled:
+        if not (self.has_labels or self.has_groups):
             return self
-        root = None if self._root is None else self._root.unlabelled()
-        return replace(self, labels=None, groups=None, classes=(), group_names=(), _root=root)
+        return replace(self, classes=(), group_names=(), _hidden=True, _labels=None)
 
-    @property
-    def _labelled(self) -> bool:
-        return self.labels is not None or self.groups is not None
+    def relabelled(self, labels: Values, classes: Sequence[str]) -> FeatureSet:
+        """Return a view of the same rows with other labels (N,), integers that number `classes`."""
+        codes = arrays.check_codes("labels", labels, len(self), classes)
+        return replace(self, _labels=codes, classes=tuple(classes))
 
     def labelled(self, labels: Values, classes: Sequence[str] | None = None) -> FeatureSet:
         """Return the same rows, in memory, with other labels: (N,) integers, or names of classes."""
@@ -339,5 +368,17 @@ class FeatureSet:
         return self.subset(rows[0], self.passes), self.subset(rows[1], self.passes)
 
 
-def _open_unlabelled(folder: Path) -> FeatureSet:
-    return FeatureSet.open(folder).unlabelled()
+def _reopened(
+    folder: str,
+    label_column: str | None,
+    index: NDArray[np.int64] | None,
+    labels: NDArray[np.int64] | None,
+    classes: tuple[str, ...],
+    hidden: bool,
+    passes: int,
+) -> FeatureSet:
+    """Return a set as it was in another process."""
+    whole = FeatureSet.open(folder, label_column=label_column)
+    names = () if hidden else whole.group_names
+    changes: dict[str, Any] = {"_index": index, "_labels": labels, "_hidden": hidden, "passes": passes}
+    return replace(whole, classes=classes, group_names=names, **changes)

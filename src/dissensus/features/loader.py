@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.places import as_text
@@ -55,6 +55,8 @@ class Batch(NamedTuple):
     names: list[str]  # of all images of the request
     pixels: NDArray[np.uint8]  # (n, H, W, 3) of the n images that could be read, in order
     errors: dict[int, str]  # why the others could not, by position in `names`
+    digests: list[str]  # of the n images that could be read, see `ImageSet.load`; empty outside a set
+    labels: list[str | None] | None = None  # of the n images, where a stream brings them
 
     @property
     def readable(self) -> list[int]:
@@ -79,29 +81,38 @@ class Reader(Dataset[Batch]):
         names: list[str] = []
         pixels: list[NDArray[np.uint8]] = []
         errors: dict[int, str] = {}
+        digests: list[str] = []
         for position, item in enumerate(request.items):
             names.append(self._name(item, position))
             try:
-                pixels.append(self._see(self._open(item), names[-1], request.turn))
+                image, digest = self._open(item)
+                pixels.append(self.see(image, names[-1], request.turn))
             except BadImage as error:
                 errors[position] = str(error)
+            else:
+                digests += [digest] * bool(digest)
+        return Batch(request, names, self.stack(pixels), errors, digests)
+
+    def stack(self, pixels: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Return images (H, W, 3) as one array (n, H, W, 3)."""
         size = self.transform.size
-        stacked = np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
-        return Batch(request, names, stacked, errors)
+        return np.stack(pixels) if pixels else np.empty((0, size, size, 3), np.uint8)
 
     def _name(self, item: Any, position: int) -> str:
         if self.images is not None:
             return str(self.images.names[item])
         return item if isinstance(item, str) else str(position)
 
-    def _open(self, item: Any) -> Image.Image:
+    def _open(self, item: Any) -> tuple[Image.Image, str]:
+        """Return an image and its digest; "" outside a set."""
         if self.images is not None:
-            return self.images.image(item)
+            return self.images.load(item)
         if isinstance(item, str):
-            return read_image(item)
-        return to_rgb(Image.fromarray(item) if isinstance(item, np.ndarray) else item)
+            return read_image(item), ""
+        return to_rgb(Image.fromarray(item) if isinstance(item, np.ndarray) else item), ""
 
-    def _see(self, image: Image.Image, name: str, turn: int) -> NDArray[np.uint8]:
+    def see(self, image: Image.Image, name: str, turn: int) -> NDArray[np.uint8]:
+        """Return the pixels (H, W, 3) that the trunk sees of an image, in this pass."""
         seed = mix(self.seed, turn, zlib.crc32(name.encode(errors="surrogateescape")))
         if self.change is not None:
             # Large images are changed at the trunk's resolution, as ImageNet-C is; small ones at their own.
@@ -155,7 +166,19 @@ def read(reader: Reader, requests: Iterable[Request], workers: int) -> Iterator[
         DissensusError: If a worker is killed. PyTorch learns of that by a signal, so the error is raised at any line of
             the `with` block.
     """
-    batches = _ahead(reader, requests, workers)
+    with _reading(_ahead(reader, workers, sampler=_interruptible(requests))) as batches:
+        yield batches
+
+
+@contextlib.contextmanager
+def read_iterable(shards: IterableDataset[Batch], workers: int) -> Iterator[Iterator[Batch]]:
+    """Read the batches of an iterable data set ahead, as `read` does; each worker reads the shards that it takes."""
+    with _reading(_ahead(shards, workers)) as batches:
+        yield batches
+
+
+@contextlib.contextmanager
+def _reading(batches: Generator[Batch, None, None]) -> Iterator[Iterator[Batch]]:
     try:
         # Closed explicitly: otherwise Ctrl-C during garbage collection prints a traceback.
         with contextlib.closing(batches):
@@ -183,13 +206,15 @@ def _refuse_unreadable(batch: Batch) -> Batch:
     return batch
 
 
-def _ahead(reader: Reader, requests: Iterable[Request], workers: int) -> Generator[Batch, None, None]:
+def _ahead(
+    source: Dataset[Batch], workers: int, sampler: Iterator[Request] | None = None
+) -> Generator[Batch, None, None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
         loader = DataLoader(
-            reader,
+            source,
             batch_size=None,
-            sampler=_interruptible(requests),
+            sampler=sampler,
             num_workers=workers,
             prefetch_factor=2 if workers else None,
             collate_fn=_unchanged,

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dissensus._core.errors import DataError
+from dissensus._core.places import place
+from dissensus.features import _metadata
 from dissensus.features._provenance import plain
 from dissensus.features._shards import INDEX, Shard
 from dissensus.features.store import Store
@@ -27,7 +28,7 @@ class FeatureWriter:
     """Write features that need not fit in memory. Nothing stays unless the `with` block succeeds.
 
     Args:
-        folder: A new or empty folder.
+        folder: A new or empty folder, a path or a URL.
         shape: The shape of one row; an int for vectors.
         classes: The names of the classes, by label; None: "0", "1", ... up to the largest label.
         group_names: The names of the groups; None: as for classes.
@@ -68,9 +69,11 @@ class FeatureWriter:
         self._tops = {"labels": -1, "groups": -1}
         self._capacity = max(1, min(shard_rows, SHARD_BYTES // (4 * math.prod(self.shape) or 1)))
         self._buffer: dict[str, Tensor] = {}
+        self._paths: list[str] | None = None
         self._filled = 0
+        self._columns: list[str] = []
         self._shards: list[Shard] = []
-        self._store = Store(Path(folder))
+        self._store = Store(place(folder))
         self._claim = contextlib.ExitStack()
         self._open = False
 
@@ -93,13 +96,21 @@ class FeatureWriter:
                 if not succeeded:
                     self._store.clear()
 
-    def add(self, features: Values, labels: Values | None = None, groups: Values | None = None) -> None:
+    def add(
+        self,
+        features: Values,
+        labels: Values | None = None,
+        groups: Values | None = None,
+        *,
+        paths: Sequence[str] | None = None,
+    ) -> None:
         """Append a batch of rows.
 
         Args:
             features: (B, ...).
             labels: (B,), in every batch or in none.
             groups: (B,), in every batch or in none.
+            paths: Where the rows come from, B of them, in every batch or in none.
 
         Raises:
             DataError: If a row breaks a rule; then none of the batch is added.
@@ -112,16 +123,25 @@ class FeatureWriter:
         for kind, values in (("labels", labels), ("groups", groups)):
             if values is not None:
                 batch[kind] = arrays.check_codes(kind, values, len(x), self._names[kind], first=self.count)
-        batch["features"] = x  # last: a file is aligned when its int64 columns come first
+        batch["features"] = x
+        if paths is not None and len(paths) != len(x):
+            raise DataError(f"every row has one path; got {len(paths)} for {len(x)} rows: pass those of these rows")
+        for path in paths or ():
+            if not (text := str(path)).isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise DataError(f"paths must be UTF-8; {text!r} is not: rename the file")
         if not self._buffer:
             dtypes = {"features": getattr(torch, self.dtype)}
             self._buffer = {
                 kind: torch.empty(self._capacity, *values.shape[1:], dtype=dtypes.get(kind, torch.int64))
                 for kind, values in batch.items()
             }
-        if batch.keys() != self._buffer.keys():
-            had, has = (", ".join(columns) for columns in (self._buffer, batch))
+            self._paths = None if paths is None else []
+        if batch.keys() != self._buffer.keys() or (paths is None) != (self._paths is None):
+            had = ", ".join([*self._buffer, *["paths"] * (self._paths is not None)])
+            has = ", ".join([*batch, *["paths"] * (paths is not None)])
             raise DataError(f"every batch must have the same columns; got {has} after {had}: add what is missing")
+        for kind in batch.keys() & self._tops.keys():
+            self._tops[kind] = max(self._tops[kind], int(batch[kind].max(initial=-1)))
         done = 0
         while done < len(x):
             size = min(len(x) - done, self._capacity - self._filled)
@@ -129,11 +149,11 @@ class FeatureWriter:
                 rows = values[done : done + size]
                 target = self._buffer[kind][self._filled : self._filled + size]
                 target.copy_(arrays.to_float32(rows) if kind == "features" else torch.from_numpy(rows))
+            if self._paths is not None and paths is not None:
+                self._paths += map(str, paths[done : done + size])
             done, self._filled = done + size, self._filled + size
             if self._filled == self._capacity:
                 self._flush()
-        for kind in batch.keys() & self._tops.keys():
-            self._tops[kind] = max(self._tops[kind], int(batch[kind].max(initial=-1)))
         self.count += len(x)
 
     def _check_open(self) -> None:
@@ -149,11 +169,19 @@ class FeatureWriter:
 
     def _flush(self) -> None:
         """Write the buffered rows as the next shard."""
-        tensors = {kind: values[: self._filled].numpy() for kind, values in self._buffer.items()}
+        codes = {kind: values[: self._filled].numpy() for kind, values in self._buffer.items() if kind != "features"}
+        columns = {
+            column: _metadata.named(codes[kind], arrays.default_names(self._names[kind], self._tops[kind]))
+            for kind, column in (("labels", "label"), ("groups", "group"))
+            if kind in codes
+        }
         self._open = False  # for good if the write fails: the buffer then holds part of a batch
-        self._shards.append(self._store.write_shard(len(self._shards), tensors))
+        metadata = _metadata.table(image_path=self._paths, **columns)
+        self._columns = metadata.column_names
+        features = self._buffer["features"][: self._filled].numpy()
+        self._shards.append(self._store.write_shard(len(self._shards), features, metadata))
         self._open = True
-        self._filled = 0
+        self._filled, self._paths = 0, None if self._paths is None else []
 
     def _finish(self) -> None:
         """Write the rest of the buffer, then the index."""
@@ -165,7 +193,7 @@ class FeatureWriter:
         self._store.write_index(
             self._shards,
             self.provenance,
-            columns=tuple(self._buffer),
+            columns=self._columns,
             shape=self.shape,
             dtype=self.dtype,
             classes=arrays.default_names(self._names["labels"], self._tops["labels"]),

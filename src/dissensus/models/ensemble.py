@@ -6,7 +6,6 @@ import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dissensus._core.errors import DissensusError, ShapeError
+from dissensus._core.places import place
 from dissensus.functional.fitted import FittedScore
 from dissensus.models import fitted, mixing, saved, stacked, tails
 
@@ -249,7 +249,7 @@ class Ensemble(nn.Module):
             module=f"{type(self.tail).__module__}.{type(self.tail).__qualname__}",
             scores={},
         )
-        saved.write(Path(folder), info, self.tail.state_dict(), self.fitted)
+        saved.write(place(folder), info, self.tail.state_dict(), self.fitted)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], tail: Tail | None = None) -> Ensemble:
@@ -263,7 +263,7 @@ class Ensemble(nn.Module):
             RunError: If a file is missing, damaged, or does not fit the other or `tail`; or if a fitted score is not
                 registered.
         """
-        folder = Path(folder)
+        folder = place(folder)
         info, weights = saved.read(folder)
         tail = tail or saved.build_tail(folder, info, weights)
         ensemble = cls(tail, members=info.members, seed=info.seed, init="template")

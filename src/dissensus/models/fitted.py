@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dissensus._core import tensors
 from dissensus._core.errors import RunError, UnknownNameError
+from dissensus._core.places import is_remote, local_copy
 from dissensus.functional import scores
 from dissensus.functional.fitted import FittedScore
 
@@ -115,10 +116,10 @@ def _read(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one score."""
     if not path.is_file():
         raise RunError(f"there is no file {path}: {REMEDY}")
-    if not os.access(path, os.R_OK):  # which safetensors reports as missing
+    if not is_remote(path) and not os.access(path, os.R_OK):  # which safetensors reports as missing
         raise RunError(f"{path} must be readable; it is not: change its permissions")
     try:
-        with safe_open(path, framework="pt") as file:
+        with local_copy(path) as copy, safe_open(copy, framework="pt") as file:
             keys = [key for key in file.keys() if key.rpartition(".")[0] == name]  # noqa: SIM118 (no dictionary)
             return {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}
     except (OSError, SafetensorError, ValueError) as cause:

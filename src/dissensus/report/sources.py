@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError, RunError
+from dissensus._core.places import place
 from dissensus.evaluation import saved
 from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.outcomes import Outcome
@@ -46,7 +47,7 @@ def gather(paths: Sequence[str | Path]) -> Sources:
     """
     runs, outcomes, left_out = dict[Path, EvaluatedRun](), list[Outcome](), list[str]()
     suites = dict[str, set[str]]()
-    for path in dict.fromkeys(map(Path, paths)):
+    for path in dict.fromkeys(map(place, paths)):
         evaluated, studies, skipped = _read(path)
         runs |= {entry.run.folder.resolve(): entry for entry in evaluated}
         outcomes += [study for study in studies if study not in outcomes]

@@ -17,6 +17,7 @@ from dissensus import backbones
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder
 from dissensus._core.options import combine
+from dissensus._core.places import place
 from dissensus.backbones import Backbone, engines
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features import ExtractOptions, FeatureSet, extract
@@ -108,8 +109,8 @@ def _as_images(features: FeatureSet, side: int) -> ImageSet:
 
 def check_outside(features: Path, places: Sequence[Path]) -> None:
     """Raise if the features would be written among the images, where they would look like another class."""
-    for place in places:
-        if features.resolve().is_relative_to(place.resolve()):
+    for folder in places:
+        if features.resolve().is_relative_to(folder.resolve()):
             raise DissensusError(
                 f"features must be kept outside of the images; {features} is inside {place}: choose another --out, "
                 "or --features (in Python features=)"
@@ -132,7 +133,7 @@ def extract_sources(
         corruptions.corrupt(Image.new("RGB", (32, 32)), *corruption, seed=0)  # fail before hours of work, not after
     label = f"{backbone.name}-{backbone.transform.size}px"
     label += "" if backbone.layers == 1 else f"-{backbone.layers}layers"
-    folder = (cache_folder() / "features" if features is None else Path(features)) / name / label
+    folder = (cache_folder() / "features" if features is None else place(features)) / name / label
     extracted: dict[str, FeatureSet] = {}
     for source in sorted(sources, key=lambda source: source.of is not None):
         if source.of is not None:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from lightning_fabric import Fabric
@@ -17,6 +16,7 @@ from lightning_fabric import Fabric
 from dissensus import backbones
 from dissensus._core.files import cache_folder
 from dissensus._core.options import combine
+from dissensus._core.places import place
 from dissensus.adaptation.stand_ins import check_images
 from dissensus.features import ExtractOptions, FeatureSet, extract
 from dissensus.features._extract import plan_of, precision_of
@@ -62,4 +62,4 @@ def destroyed_views(
     elif out is None:
         key = plan_of(source, backbone, options, precision_of(fabric)).key
         out = cache_folder() / "features" / "views" / f"{DESTROYING}-{key}"
-    return extract(source, backbone, Path(out), options, progress=progress, fabric=fabric).unlabelled()
+    return extract(source, backbone, place(out), options, progress=progress, fabric=fabric).unlabelled()

@@ -28,6 +28,7 @@ from dissensus._core import documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError, some
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
+from dissensus._core.places import is_remote, local_copy, place
 from dissensus.backbones import BackboneDescription
 from dissensus.models.saved import MemberTailInfo
 from dissensus.training.options import Settings
@@ -95,6 +96,7 @@ class Run:
 
     def __init__(self, folder: Path, info: RunInfo) -> None:
         self.folder, self.info = folder, info
+        self._pending: list[str] = []  # lines of metrics.jsonl
 
     @classmethod
     def claim(cls, folder: str | os.PathLike[str], settings: Settings, data: Data, *, resume: bool) -> Run:
@@ -103,7 +105,7 @@ class Run:
         Raises:
             RunError: if the folder holds anything else, or if it holds this run and `resume` is False.
         """
-        folder = Path(folder)
+        folder = place(folder)
         wanted = cls(
             folder, RunInfo(status="running", settings=asdict(settings), data=data, versions=versions(), notes=())
         )
@@ -130,7 +132,7 @@ class Run:
     @classmethod
     def join(cls, folder: str | os.PathLike[str]) -> Run:
         """Read a run folder that this or another process has claimed, finished or not."""
-        return cls(Path(folder), documents.read(RunInfo, Path(folder) / INFO))
+        return cls(place(folder), documents.read(RunInfo, place(folder) / INFO))
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Run:
@@ -139,7 +141,7 @@ class Run:
         Raises:
             RunError: if there is no finished run.
         """
-        folder = Path(folder)
+        folder = place(folder)
         if not folder.is_dir():
             raise RunError(
                 f"no run at {folder}: there is no such folder; train one with: dissensus train ... --out {folder}"
@@ -190,12 +192,14 @@ class Run:
 
     def finish(self, notes: Sequence[str] = ()) -> None:
         """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
+        self._write_pending()
         self.info = self.info.model_copy(update={"status": "finished", "notes": tuple(notes)})
         documents.write(self.folder / INFO, self.info)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Replace the checkpoint by the state after `step` steps."""
+        self._write_pending()
         with replacing(self.folder / CHECKPOINT) as path:
             save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, path, {"step": str(step)})
 
@@ -205,7 +209,7 @@ class Run:
         if not path.is_file():
             return 0
         try:
-            with safe_open(path, framework="pt") as file, torch.no_grad():
+            with local_copy(path) as copy, safe_open(copy, framework="pt") as file, torch.no_grad():
                 for name, value in tensors.items():
                     value.copy_(file.get_tensor(name))
                 return int(file.metadata()["step"])
@@ -213,12 +217,24 @@ class Run:
             raise RunError(f"the checkpoint {path} cannot be read ({error}); remove it to start again") from error
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
+        """Append one line to metrics.jsonl; at a URL, with the next checkpoint."""
+        if is_remote(self.folder):
+            self._pending.append(json.dumps(line) + "\n")
+            return
         try:
             with open(self.folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise RunError(f"cannot write {self.folder / METRICS}: {error.strerror}; free some space") from error
+
+    def _write_pending(self) -> None:
+        """Write the lines that wait: object stores replace files, they do not append to them."""
+        if self._pending:
+            path = self.folder / METRICS
+            before = path.read_text(encoding="utf-8") if path.is_file() else ""
+            with replacing(path) as temporary:
+                temporary.write_text(before + "".join(self._pending), encoding="utf-8")
+            self._pending.clear()
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; a last one that a kill cut short is left out.

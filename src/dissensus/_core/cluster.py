@@ -1,0 +1,118 @@
+"""Run tasks on a Ray cluster: placement, retries and autoscaling are Ray's.
+
+for number, result in on_ray(work, job, range(100)):      # work(job, number) -> result
+    ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from dissensus._core import extras
+from dissensus._core.errors import DissensusError
+
+T = TypeVar("T")
+
+PLACES = ("local", "ray")
+ADDRESS_SECONDS = 20.0  # to reach a cluster
+AHEAD = 4  # tasks that wait for every one that runs, so that Ray sees the demand
+
+
+def check(on: str) -> None:
+    """Raise unless `on` is one of `PLACES` and its package is installed."""
+    if on not in PLACES:
+        raise DissensusError(f"work runs on one of {', '.join(PLACES)}; got on={on!r}: choose one")
+    if on == "ray":
+        extras.require("ray", "--on ray")
+
+
+def on_ray(
+    work: Callable[[Any, Any], T],
+    job: Any,
+    items: Sequence[Any],
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    retries: int = 5,
+) -> Generator[tuple[Any, T], None, None]:
+    """Yield (item, work(job, item)) for all items as they are done, in any order.
+
+    The cluster is the one that is running, by RAY_ADDRESS or on this machine; if there is none, one is started here for
+    as long as the work takes. `job` is sent once. A task whose node dies is run again on another.
+
+    Raises:
+        DissensusError: If the cluster cannot be reached, or a task raises one; other errors of a task are Ray's.
+    """
+    ray = _connected()
+    try:
+        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(_guarded)
+        shared, waiting = ray.put((work, job)), list(items)[::-1]
+        running: dict[Any, Any] = {}
+        while waiting or running:
+            most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            while waiting and len(running) < most:
+                item = waiting.pop()
+                running[remote.remote(shared, item)] = item
+            done, _ = ray.wait(list(running), num_returns=1)
+            for reference in done:
+                item = running.pop(reference)
+                problem, result = _result(ray, reference, item)
+                if problem is not None:
+                    raise problem
+                yield item, result
+    finally:
+        for reference in running:
+            with contextlib.suppress(Exception):  # the cluster may be gone; the error that ended the work is kept
+                ray.cancel(reference, force=True)
+        if _STARTED:
+            _STARTED.clear()
+            ray.shutdown()
+
+
+_STARTED: list[bool] = []  # whether this process started the connection
+
+
+def _connected() -> Any:
+    """Return Ray, connected to a cluster."""
+    check("ray")
+    import ray
+
+    if ray.is_initialized():
+        return ray
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DissensusError(
+            f"--on ray needs a cluster that can be reached; {address or 'a new one on this machine'} cannot "
+            f"({reason}): check RAY_ADDRESS, or start one with: ray start --head"
+        ) from error
+    _STARTED.append(True)
+    return ray
+
+
+def _guarded(shared: tuple[Callable[[Any, Any], T], Any], item: Any) -> tuple[DissensusError | None, T | None]:
+    """Return a user's mistake as a value: Ray would wrap it, and print a traceback."""
+    work, job = shared
+    try:
+        return None, work(job, item)
+    except DissensusError as error:
+        return DissensusError(str(error)), None
+
+
+def _result(ray: Any, reference: Any, item: Any) -> tuple[DissensusError | None, Any]:
+    try:
+        return ray.get(reference)  # type: ignore[no-any-return]
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())[:160]
+        return DissensusError(
+            f"every task must be finished; number {item} was lost more often than it is tried again ({reason}): run "
+            "the same command again, finished shards are kept"
+        ), None

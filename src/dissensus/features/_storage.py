@@ -1,0 +1,270 @@
+"""Storage: where the rows of a `FeatureSet` are, in memory or in the shards of a folder.
+
+Both have the same interface. Rows are read by number, as they are stored; nothing is read before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dissensus._core.errors import DataError
+from dissensus._core.places import is_remote, local_copy, storage_errors
+from dissensus.features import _metadata, _shards
+from dissensus.features._shards import Index
+from dissensus.functional.arrays import Array
+
+Kind = Literal["label", "group"]
+Rows = NDArray[np.int64]
+T = TypeVar("T")
+
+MAPS = 256  # shards that are mapped at once; Linux allows 65,530 maps per process
+COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
+CODES = 128  # shards whose labels or groups are kept in memory
+
+
+class Storage(Protocol):
+    """The rows of a set, with labels and groups where they are known."""
+
+    count: int
+    shape: tuple[int, ...]  # of one row
+    dtype: np.dtype[Any]
+    kinds: frozenset[str]  # those of "label" and "group" that are known
+
+    def read(self, rows: Rows) -> Array:
+        """Return these rows (n, ...) in this order, in the stored dtype."""
+
+    def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
+        """Return the labels or groups (n,) of these rows, or of all."""
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The rows of each class (C,), without those after the largest label."""
+
+    def paths(self, rows: Rows) -> list[str] | None:
+        """Return where the images of these rows came from; None if unknown."""
+
+    def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
+        """Return a sha256 of values and order, and of codes and these names; without codes if `names` is None."""
+
+    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
+        """Raise `DataError` if a file has changed since it was written, now or when it is first read.
+
+        `progress` wraps the numbers of the shards.
+        """
+
+
+class Memory:
+    """Rows in arrays."""
+
+    def __init__(self, features: Array, labels: Rows | None, groups: Rows | None) -> None:
+        self._features, self._codes = features, {"label": labels, "group": groups}
+        self.count, self.shape, self.dtype = len(features), features.shape[1:], features.dtype
+        self.kinds = frozenset(kind for kind, codes in self._codes.items() if codes is not None)
+        self._values = ""  # sha256 of the features, once it is known
+
+    def read(self, rows: Rows) -> Array:
+        return self._features[rows]
+
+    def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
+        codes = self._codes[kind]
+        assert codes is not None  # the caller looks at `kinds`
+        return codes if rows is None else codes[rows]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.bincount(self.codes("label"))
+
+    def paths(self, rows: Rows) -> list[str] | None:
+        return None
+
+    def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
+        if not self._values:
+            values, step = hashlib.sha256(), max(1, 2**22 // math.prod(self.shape))
+            for start in range(0, self.count, step):
+                values.update(np.ascontiguousarray(self._features[start : start + step]).data)
+            self._values = values.hexdigest()
+        digest = hashlib.sha256(json.dumps([self.count, self.shape, str(self.dtype), names, self._values]).encode())
+        for codes in () if names is None else self._codes.values():
+            digest.update(b"none" if codes is None else codes.tobytes())
+        return digest.hexdigest()
+
+    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
+        """Nothing was written."""
+
+
+class Folder:
+    """Rows in the shards of a folder, which are mapped when they are needed; at most `MAPS` at once.
+
+    Shards at a URL are copied to temporary files first, at most `COPIES` bytes of them at once.
+
+    Args:
+        folder: The folder.
+        index: Its index.
+        columns: The columns of labels and groups, if they have other names in the metadata.
+        numbered: Whether numbers in these columns are codes; otherwise they are names.
+    """
+
+    def __init__(
+        self, folder: Path, index: Index, *, columns: dict[str, str] | None = None, numbered: bool = True
+    ) -> None:
+        self.folder, self.index = folder, index
+        self.count, self.shape, self.dtype = index.count, index.shape, np.dtype(index.dtype)
+        self.kinds = frozenset[str](index.columns) & {"label", "group"}
+        self._columns, self._numbered = columns or {}, numbered
+        self._starts: Rows = np.cumsum([0, *index.shards.rows])
+        self._lookup = {
+            "label": {name: i for i, name in enumerate(index.classes)},
+            "group": {name: i for i, name in enumerate(index.group_names)},
+        }
+        if self.kinds and numbered:  # names that are not unique are stored as numbers
+            for kind, names in (("label", index.classes), ("group", index.group_names)):
+                if len(self._lookup[kind]) < len(names):
+                    self._lookup[kind] = {f"{i}: {name}": i for i, name in enumerate(names)}
+        most = MAPS if not is_remote(folder) else max(1, min(MAPS, COPIES // max(index.shards.bytes)))
+        self._maps = _Recent[Array](most)
+        self._known = _Recent[NDArray[np.int64]](CODES)
+        self._verify_when_read = False
+        self._verified: set[str] = set()  # files, by path under the folder
+
+    def read(self, rows: Rows) -> Array:
+        if len(self.index.shards) == 1:
+            return self._map(0)[rows]
+        values = np.empty((len(rows), *self.shape), self.dtype)
+        for shard, here, inside in self._by_shard(rows):
+            values[here] = self._map(shard)[inside]
+        return values
+
+    def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
+        if rows is None:
+            return np.concatenate([self._shard_codes(kind, shard) for shard in range(len(self.index.shards))])
+        codes = np.empty(len(rows), np.int64)
+        for shard, here, inside in self._by_shard(rows):
+            codes[here] = self._shard_codes(kind, shard)[inside]
+        return codes
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.array(self.index.class_counts, np.int64)
+
+    def paths(self, rows: Rows) -> list[str] | None:
+        if "image_path" not in self.index.columns:
+            return None
+        paths = [""] * len(rows)
+        for shard, here, inside in self._by_shard(rows):
+            self._check_metadata(shard)
+            with storage_errors(self.folder):
+                rows_here = self.index.shards.rows[shard]
+                names = _metadata.read_strings(self._metadata(shard), "image_path", rows_here)
+            for position, i in zip(here.tolist(), inside.tolist(), strict=True):
+                paths[position] = names[i]
+        return paths
+
+    def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
+        shards = self.index.shards
+        about = () if names is None else shards.metadata_sha256
+        facts = [self.count, self.shape, str(self.dtype), names, shards.rows, shards.sha256, about]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
+        self._verify_when_read = when_read
+        for number in () if when_read else progress(range(len(self.index.shards))):
+            for name, written in self.index.shards[number].files.items():
+                _shards.verify_file(self.folder / name, written.sha256)
+                self._verified.add(name)
+
+    def _check_read(self, name: str, sha256: tuple[str, ...], number: int) -> None:
+        """Verify a file of a shard before it is read for the first time, if that was asked for."""
+        if self._verify_when_read and name not in self._verified:
+            _shards.verify_file(self.folder / name, sha256[number])
+            self._verified.add(name)
+
+    def _by_shard(self, rows: Rows) -> list[tuple[int, Rows, Rows]]:
+        """Return for each shard in turn: its number, the positions in `rows` that it holds, and the rows in it."""
+        order = np.argsort(rows, kind="stable")  # so that each shard is read once, front to back
+        ordered = rows[order]
+        cuts = np.searchsorted(ordered, self._starts)
+        return [
+            (i, order[cuts[i] : cuts[i + 1]], ordered[cuts[i] : cuts[i + 1]] - self._starts[i])
+            for i in np.flatnonzero(np.diff(cuts)).tolist()
+        ]
+
+    def _map(self, number: int) -> Array:
+        shards = self.index.shards
+        self._check_read(_shards.features_file(shards.number[number]), shards.sha256, number)
+        return self._maps(number, lambda: self._open(number))
+
+    def _open(self, number: int) -> Array:
+        shards = self.index.shards
+        path = self._features(number)
+        expected = (shards.rows[number], *self.shape), self.dtype
+        try:
+            # A temporary copy is gone once it is mapped: its space is freed with the map, whatever ends the process.
+            with storage_errors(path), local_copy(path) as file:
+                # As a plain array: np.memmap is a subclass, which makes every indexing slower.
+                array: Array = np.asarray(np.lib.format.open_memmap(file, mode="r"))
+            if (array.shape, array.dtype) != expected:
+                raise ValueError(f"it holds {array.dtype} {array.shape}")
+        except FileNotFoundError as error:
+            raise DataError(f"a shard must be as written; {path} is missing: copy or write it again") from error
+        except _shards.NPY_ERRORS as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(
+                f"{path} must hold what {_shards.INDEX} says; it is altered, {error}: copy it again"
+            ) from error
+        return array
+
+    def _features(self, number: int) -> Path:
+        return self.folder / _shards.features_file(self.index.shards.number[number])
+
+    def _metadata(self, number: int) -> Path:
+        return self.folder / _shards.metadata_file(self.index.shards.number[number])
+
+    def _shard_codes(self, kind: Kind, number: int) -> NDArray[np.int64]:
+        self._check_metadata(number)
+        return self._known((kind, number), lambda: self._read_codes(kind, number))
+
+    def _check_metadata(self, number: int) -> None:
+        shards = self.index.shards
+        self._check_read(_shards.metadata_file(shards.number[number]), shards.metadata_sha256, number)
+
+    def _read_codes(self, kind: Kind, number: int) -> NDArray[np.int64]:
+        path = self._metadata(number)
+        with storage_errors(path):
+            return _metadata.read_codes(
+                path,
+                self._columns.get(kind, kind),
+                self._lookup[kind],
+                self.index.shards.rows[number],
+                numbered=self._numbered,
+            )
+
+
+class _Recent(Generic[T]):
+    """The values that were used last, by key; at most `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._values, self._lock = most, OrderedDict[Hashable, T](), threading.Lock()
+
+    def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of a key, made if it is not there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        with self._lock:
+            self._values[key] = value
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
