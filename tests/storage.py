@@ -1,8 +1,9 @@
 """Storage behind URLs: a folder in memory and an S3 server on this machine, for tests of any package.
 
-from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
+    def test_something(bucket, tmp_path):         # "s3://" and the name of an empty bucket
+        upload(tmp_path, f"{bucket}/photos")
 
-def test_something(bucket): ...               # "s3://" and the name of an empty bucket
+The fixtures are known to all tests: see conftest.py.
 """
 
 from __future__ import annotations

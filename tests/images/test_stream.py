@@ -16,7 +16,7 @@ from PIL import Image
 from dissensus._core.errors import DissensusError
 from dissensus.images import ImageSet, ImageStream, digest, is_stream
 from tests.images.samples import BAD, RED, packed, plain, refused
-from tests.storage import bucket, denied, memory, s3, upload  # noqa: F401
+from tests.storage import upload
 
 
 def shard(folder, i, name="train-{:02}.tar"):

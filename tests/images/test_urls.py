@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from dissensus._core.errors import DissensusError
 from dissensus.images import BadImage, ImageSet, load_image, read_image, walk
 from tests.images.samples import BAD, RED, packed, plain, refused, tree, write
-from tests.storage import bucket, denied, memory, s3, upload  # noqa: F401
+from tests.storage import upload
 
 
 @pytest.fixture(params=["memory", "bucket"])
