@@ -10,6 +10,7 @@ import torch
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)  # the problems are tiny: a second thread costs more than it brings
 

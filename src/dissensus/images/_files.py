@@ -9,7 +9,7 @@ import io
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
@@ -21,6 +21,8 @@ from dissensus._core.places import as_text, filesystem, is_url, place, storage_p
 
 PathLike = str | os.PathLike[str]
 LISTINGS_AT_ONCE = 16
+# s3fs asks for the size first, to divide large files; images are small.
+ONE_REQUEST = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
 
 
 def several(paths: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
@@ -48,11 +50,17 @@ def join(root: str, name: str) -> str:
     return posixpath.join(root, name) if is_url(root) else os.path.join(root, name)
 
 
+def shared_folders(folders: Collection[Sequence[str]]) -> int:
+    """Return how many parts all paths of folders, given as their parts, begin with."""
+    columns = enumerate(zip(*folders, strict=False))
+    return next((i for i, parts in columns if len(set(parts)) > 1), min(map(len, folders), default=0))
+
+
 def read_bytes(path: str) -> bytes:
     """Return the contents of a file."""
     if is_url(path):
         fs, inside = storage(path)
-        return cast(bytes, fs.cat_file(inside))
+        return cast(bytes, fs.cat_file(inside, **ONE_REQUEST.get(path.partition("://")[0], {})))
     mode = os.stat(path).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         raise OSError("not a file")  # a pipe or a device, which may never end
@@ -128,6 +136,14 @@ def _sizes_in(folder: str) -> dict[str, int]:
             raise
         return {}  # not there, or the user may read it but not list it
     return {entry["name"].rpartition("/")[2]: known_size(entry) for entry in entries}
+
+
+def size_now(path: str) -> int:
+    """Return the bytes of one file, by a request; -1 if storage does not say. Raise if it is not there."""
+    if not is_url(path):
+        return os.stat(path).st_size
+    fs, inside = storage(path)
+    return known_size(fs.info(inside))
 
 
 def known_size(entry: dict[str, Any]) -> int:

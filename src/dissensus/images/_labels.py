@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._core.errors import DataError
+from dissensus.images._files import shared_folders
 
 INTEGER = re.compile(r"[+-]?[0-9]+")
 Label = int | str | None
@@ -94,7 +95,5 @@ def folder_labels(
 def branches(folders: Coder) -> Coder:
     """Return the first part of each folder's path after the folders that all of them share."""
     paths = [str(path).split("/") if path else [] for path in folders.values]
-    shared = 0
-    while paths and all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
-        shared += 1
+    shared = shared_folders(paths)
     return folders.mapped([path[shared] if len(path) > shared else "" for path in paths])

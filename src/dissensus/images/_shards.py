@@ -19,7 +19,8 @@ from PIL import Image
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.places import is_url, storage_errors
-from dissensus.images._files import opened, sizes_of
+from dissensus.images._files import opened, shared_folders, size_now, sizes_of
+from dissensus.images._listing import listing_errors
 from dissensus.images._tars import is_hidden, parse_sidecar
 from dissensus.images.decoding import SUFFIXES, BadImage, decode, digest
 
@@ -72,18 +73,17 @@ class TarShards:
         if not paths:
             raise DataError("a stream needs at least one shard; got none: check the pattern")
         names = tuple(path if is_url(path) else os.path.abspath(path) for path in paths)
-        sizes = tuple(sizes_of(names).tolist())
-        missing = [name for name, size in zip(names, sizes, strict=True) if size < 0]
-        if missing and (len(missing) < len(names) or not is_url(missing[0]) or not missing[0].startswith("http")):
-            raise DataError(
-                f"every shard of a stream must exist; {len(missing)} of {len(names)} cannot be found, the first is "
-                f"{missing[0]}: check the pattern, your credentials and the network"
-            )
-        return cls(names, sizes)
+        sizes = sizes_of(names).tolist()
+        for i, name in enumerate(names):
+            if sizes[i] < 0:  # missing, or in a folder that cannot be listed
+                with listing_errors(name):
+                    sizes[i] = size_now(name)
+        return cls(names, tuple(sizes))
 
     def fingerprint(self, *facts: object) -> str:
-        start = len(posixpath.commonpath([posixpath.dirname(name) for name in self.names]))
-        relative = [name[start:].lstrip("/") for name in self.names]
+        paths = [name.split("/") for name in self.names]
+        shared = shared_folders([path[:-1] for path in paths])
+        relative = ["/".join(path[shared:]) for path in paths]
         return hashlib.sha256(json.dumps([relative, self.sizes, *facts]).encode()).hexdigest()
 
     def samples(self, shard: int) -> Iterator[Streamed]:
