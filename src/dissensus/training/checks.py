@@ -11,7 +11,7 @@ from dissensus.training.options import Settings
 
 def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None, settings: Settings) -> None:
     """Raise `DataError` for features that this ensemble cannot be trained on with these settings."""
-    if train.labels is None:
+    if not train.has_labels:
         raise DataError("training features need labels; got an unlabelled set: give labels when making it")
     present = train.class_counts.nonzero().squeeze(1)
     if len(present) < 2:
