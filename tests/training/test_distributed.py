@@ -21,8 +21,8 @@ def train(method, out, fabric):
     elsewhere = FeatureSet.from_arrays(torch.randn(50, 6, generator=torch.Generator().manual_seed(5)))
     # 121 samples in batches of 32: the last batch has 25, which two processes cannot share evenly
     ensemble = linear()
-    fit(ensemble, blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out, fabric=fabric, shuffle=shuffle or "full",
-        disagreement=elsewhere if method == "divdis" else None, progress=False)
+    fit(ensemble, blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out, fabric=fabric,
+        shuffle=shuffle or "full", disagreement=elsewhere if method == "divdis" else None, progress=False)
     assert ensemble.fitted
     assert ensemble.score_digests == fabric.broadcast(ensemble.score_digests), "every rank has the same scores"
 """
