@@ -15,6 +15,7 @@ from dissensus._core.random import mix
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values, to_numpy
 from dissensus.training import methods
+from dissensus.training.checks import check_listed
 from dissensus.training.options import Settings, default_shuffle
 from dissensus.training.order import BlockOrder
 from dissensus.training.step import Batch
@@ -53,7 +54,10 @@ class Pool(NamedTuple):
             return cls(features)
         weight = check_sample_weight(sample_weight, len(features) // features.passes)
         whole = cls(features, weight)
-        return whole if weight.all() else whole.subset(weight.nonzero().squeeze(1))
+        if weight.all():
+            return whole
+        check_listed(len(weight), "samples of weight zero are left out", "train on a subset, or use small weights")
+        return whole.subset(weight.nonzero().squeeze(1))
 
     def subset(self, samples: Tensor) -> Pool:
         """Only these samples, with all their passes."""
