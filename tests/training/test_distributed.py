@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import socket
+import subprocess
+import sys
 
+import numpy as np
+import pytest
+import torch
+
+from dissensus.models.ensemble import Ensemble
+from tests.conftest import blobs
 from tests.processes import one_and_two_processes
 
 SCRIPT = """
@@ -32,3 +41,36 @@ def train(method, out, fabric):
 def test_one_and_two_processes_agree(tmp_path):
     methods = ("sed-a2d", "sed-divdis", "sed-own", "divdis", "deep-ensemble", "deep-ensemble/blocks", "sed-a2d/blocks")
     one_and_two_processes(SCRIPT, tmp_path, methods)
+
+
+@pytest.mark.slow
+def test_two_nodes_of_torchrun_train_one_ensemble(tmp_path):
+    rows = blobs(121)
+    np.savez(tmp_path / "features.npz", features=rows.rows(slice(None)).numpy(), labels=rows.labels.numpy())
+    train = ["-m", "dissensus", "train", str(tmp_path / "features.npz"), "--epochs", "3", "--batch-size", "32"]
+    train += ["--accelerator", "cpu", "--shuffle", "blocks", "--no-progress", "--out"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    node = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    node += ["--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [*node, rank, *train, str(tmp_path / "two"), "--num-nodes", "2"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=400) for process in nodes]
+    finally:
+        for process in nodes:
+            process.kill()
+    assert [process.returncode for process in nodes] == [0, 0], outputs
+    assert [out.strip() for out, _ in outputs] == [str(tmp_path / "two"), ""]  # the first process speaks
+    subprocess.run([sys.executable, *train, str(tmp_path / "one")], env=environment, check=True, capture_output=True)
+    one, two = (Ensemble.load(tmp_path / name / "ensemble") for name in ("one", "two"))
+    for name, value in one.stacked().items():
+        torch.testing.assert_close(two.stacked()[name], value, rtol=1e-4, atol=1e-5)
+    assert list(one.fitted) == list(two.fitted)

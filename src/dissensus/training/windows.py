@@ -75,11 +75,13 @@ class WindowReader:
             end = min(stop, loaded.window.stop)
             parts.append(self._part(loaded, chosen, at, end, start, epoch))
             at = end
-        x, rows, whole = (torch.cat([part[i] for part in parts], dim=1) for i in (0, 2, 3))
-        labels = torch.cat([part[1] for part in parts], dim=1) if self.features.has_labels else None
+        x, labels, rows, whole = (
+            torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts, strict=True)
+        )
+        known = labels if self.features.has_labels else None
         if copies is None:
-            return Drawn(x[0], None if labels is None else labels[0], rows[0], whole[0])
-        return Drawn(x, labels, rows, whole)
+            return Drawn(x[0], None if known is None else known[0], rows[0], whole[0])
+        return Drawn(x, known, rows, whole)
 
     def close(self) -> None:
         """Stop the thread and forget the windows."""
@@ -97,9 +99,11 @@ class WindowReader:
         mine = numbers[:, skip :: self.world]
         lanes = torch.arange(begin, end)[skip :: self.world] % self.order.lanes
         places = mine + loaded.shift[lanes]
-        labels = torch.empty(0) if loaded.labels is None else loaded.labels[places]
-        offset = self._offset(epoch)
-        return loaded.x[places].float(), labels, window.rows(mine) + offset, window.rows(numbers) + offset
+        labels = torch.empty(0, 0) if loaded.labels is None else loaded.labels[places]
+        # not by places as they are: that gathers value by value
+        x = loaded.x.index_select(0, places.flatten()).float().view(*places.shape, *loaded.x.shape[1:])
+        whole = window.rows(numbers) + self._offset(epoch)
+        return x, labels, whole[:, skip :: self.world], whole
 
     def _get(self, epoch: int, number: int) -> _Loaded:
         """The window, waiting for it if need be; the one that follows is read from now on."""
