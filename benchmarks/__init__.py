@@ -39,6 +39,7 @@ CASES: Registry[Case] = Registry(
         "loop": Case("peers:loop", "a Python loop over the active members / our step"),
         "peers": Case("peers:libraries", "torch-uncertainty and TorchEnsemble / the same with ours"),
         "memory": Case("memory:one_epoch", "peak memory of an epoch on ImageNet-sized features (5 minutes)"),
+        "shuffle": Case("disk:shuffle", "batches from a cold disk, in a full permutation / in blocks"),
         "extract": Case("images:extraction", "the trunk alone / extraction from JPEG files"),
         "engine": Case("images:engine", "the trunk in eager PyTorch / in ONNX Runtime"),
         "predict": Case("images:prediction", "images to logits of 50 members / the trunk alone"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from benchmarks import CASES, images, memory, peers, select
+from benchmarks import CASES, disk, images, memory, peers, select
 from benchmarks.measure import QUICK, Result, Sizes
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
@@ -58,6 +58,8 @@ def run_bench(
         peers.require()
     if "memory" in names:
         memory.require(sizes)
+    if "shuffle" in names:
+        disk.require(sizes)
     if {"engine", "export"} & set(names):
         images.require()
     if out is not None:

@@ -45,3 +45,13 @@ def elsewhere() -> FeatureSet:
 def linear(members: int = 4, seed: int = 0, width: int = 6, classes: int = 3, norm: str = "none") -> Ensemble:
     """On the blobs as they are: their lengths tell them apart in a few steps."""
     return Ensemble(tails.Linear(width, classes, norm), members=members, seed=seed)
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 5 rows of the blobs and windows of 40, and every set to disagree on is large enough for them."""
+    from dissensus.training import options, order
+
+    monkeypatch.setattr(order, "BLOCK_BYTES", 5 * 24)
+    monkeypatch.setattr(order, "WINDOW_BYTES", 40 * 24)
+    monkeypatch.setattr(order, "LANE_ROWS", 10)
+    monkeypatch.setattr(options, "FULL_BYTES", 0)

@@ -22,6 +22,7 @@ ROWS = {
     "loop": ["loop-linear", "loop-mlp"],
     "peers": ["torch-uncertainty-linear", "torch-uncertainty-mlp", "torchensemble-linear"],
     "memory": ["memory"],
+    "shuffle": ["shuffle"],
     "extract": ["extract"],
     "engine": ["engine"],
     "predict": ["predict"],

@@ -71,8 +71,8 @@ def test_every_member_makes_enough_passes_and_updates(samples, method, members, 
 def test_augmented_passes_are_the_same_samples():
     features = FeatureSet.from_arrays(torch.randn(60, 6), torch.arange(30).repeat(2) % 3)
     features = features.subset(torch.arange(60), passes=2)
-    assert Task.of(linear(), features) == Task(30, "linear", 6)
-    assert Task.of(Ensemble(torch.nn.Linear(6, 3), members=2), features) == Task(30, None, None)
+    assert Task.of(linear(), features) == Task(30, "linear", 6, 60 * 6 * 4)
+    assert Task.of(Ensemble(torch.nn.Linear(6, 3), members=2), features) == Task(30, None, None, 60 * 6 * 4)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from dissensus._core.errors import RunError
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
-from tests.conftest import blobs, linear
+from tests.conftest import blobs, linear, small_blocks
 
 # Imports once, then forks: a process that trains and is killed, again and again, costs no start-up time.
 DRIVER = """
@@ -25,10 +26,12 @@ import os, random, signal, sys, time
 sys.path.insert(0, {root!r})
 import torch
 from torch import nn
-from torch import nn
 from tests.conftest import blobs
+from dissensus.training import order
 from dissensus import Ensemble
 from dissensus import fit
+
+order.BLOCK_BYTES, order.WINDOW_BYTES = 7 * 24, 70 * 24  # 7 rows of the blobs, and 70
 
 def tail():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
@@ -39,7 +42,7 @@ def train(out):
         code = 1
         try:
             fit(Ensemble(tail, members=5), blobs(300), "sed-a2d", epochs=20, lr=0.01, batch_size=16,
-                checkpoint_seconds=0.005, log_every=7, out=out, progress=False)
+                checkpoint_seconds=0.005, log_every=7, shuffle={shuffle!r}, out=out, progress=False)
             code = 0
         finally:
             os._exit(code)
@@ -75,9 +78,11 @@ def outcome(out: Path) -> tuple[bytes, list[dict[str, object]]]:
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+@pytest.mark.parametrize("shuffle", ["full", "blocks"])
+def test_twenty_kills_at_random_moments_change_nothing(shuffle, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    code = DRIVER.format(root=str(Path(__file__).parents[2]), whole=str(whole), killed=str(killed))
+    root = str(Path(__file__).parents[2])
+    code = DRIVER.format(root=root, whole=str(whole), killed=str(killed), shuffle=shuffle)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["killed", "20"]
@@ -194,3 +199,24 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeyp
     monkeypatch.setattr(run_module, "save_file", original)
     fit(linear(), blobs(), out=tmp_path / "run", progress=False)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("method", ["deep-ensemble", "a2d", "sed-a2d", "two-stage"])
+def test_an_order_in_blocks_resumes_exactly(method, elsewhere, tmp_path, monkeypatch):
+    small_blocks(monkeypatch)
+    train = blobs()
+    options = {
+        "epochs": 6, "batch_size": 16, "lr": 0.02, "confidence": 0.9, "progress": False, "shuffle": "blocks",
+        "disagreement": elsewhere if method == "a2d" else None,
+    }  # fmt: skip
+    whole = fit(linear(), train, method, **options)
+    for steps in (3, 9, 17):
+        with monkeypatch.context() as patch:
+            break_off_after(patch, steps)
+            with pytest.raises(Stop):
+                fit(linear(), train, method, **options, out=tmp_path / "run", checkpoint_seconds=0)
+    resumed = fit(linear(), train, method, **options, out=tmp_path / "run")
+    for name, value in whole.stacked().items():
+        assert torch.equal(value, resumed.stacked()[name])
+    assert Run.open(tmp_path / "run").settings["shuffle"] == "blocks"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dissensus-window")]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from dissensus.functional import scores
 from dissensus.functional.fitted import FittedScore, Rows
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
-from dissensus.training import _fit, fit_scores
+from dissensus.training import _fit, fit_scores, scoring
 from dissensus.training._fit import fit
 from tests.conftest import blobs, linear
 
@@ -96,18 +99,114 @@ def test_all_scores_are_all_that_the_tail_allows(monkeypatch):
 
 
 class Rank:
-    """One of two processes; the first leaves what it broadcasts to the second."""
+    """One of several processes, each of which is a thread here: what Lightning Fabric offers to them."""
 
-    world_size = 2
+    def __init__(self, number: int, board: list, barrier: threading.Barrier) -> None:
+        self.global_rank, self.world_size, self.is_global_zero = number, len(board), number == 0
+        self.device, self.board, self.barrier = torch.device("cpu"), board, barrier
 
-    def __init__(self, sent: list, number: int) -> None:
-        self.sent, self.is_global_zero = sent, number == 0
+    def _exchange(self, value):
+        self.board[self.global_rank] = value
+        self.barrier.wait()
+        values = list(self.board)
+        self.barrier.wait()
+        return values
 
-    def broadcast(self, value):
-        if not self.is_global_zero:
-            return self.sent.pop(0)
-        self.sent.append(value)
-        return value
+    def broadcast(self, value, src=0):
+        return self._exchange(value)[src]
+
+    def all_reduce(self, value, reduce_op):
+        assert reduce_op == "sum"
+        return sum(self._exchange(value.clone()))
+
+
+def in_ranks(world: int, run) -> list:
+    """Call `run(fabric)` in every rank; return what each returned or raised."""
+    board, barrier = [None] * world, threading.Barrier(world, timeout=20)
+
+    def outcome(number):
+        try:
+            return run(Rank(number, board, barrier))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(outcome, range(world)))
+
+
+def states(ensemble: Ensemble) -> dict[str, torch.Tensor]:
+    return {f"{name}.{key}": v for name, score in ensemble.fitted.items() for key, v in score.state_dict().items()}
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("dtype", ["float16", "mixed"])
+def test_ranks_sum_up_their_parts_to_what_one_process_finds(world, dtype):
+    x, labels = blobs(121).rows(slice(None)), torch.arange(121) % 3
+    x = torch.cat([x[:-10].half().float(), x[-10:].half().float() if dtype == "float16" else x[-10:]])
+    features, read = FeatureSet.from_arrays(x.double(), labels), []
+    template = linear(norm="l2")
+
+    def run(fabric):
+        ensemble = copy.deepcopy(template)  # creating one is not for threads: it draws from the global generator
+        mine = Counting(features)
+        fit_scores(ensemble, mine, fabric=fabric)
+        read.append(mine.read)
+        return ensemble
+
+    alone = run(None)
+    together = in_ranks(world, run)
+    assert len({str(ensemble.score_digests) for ensemble in together}) == 1, "every rank has the same scores"
+    assert max(read[1:]) <= 121 // world + 2  # the first row is read before, for its form
+    queries = blobs(50, seed=4)
+    for name, value in values(
+        alone, queries
+    ).items():  # eigenvectors are unique up to signs: compare scores, in float32
+        torch.testing.assert_close(values(together[0], queries)[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    expected, found = states(alone), states(together[0])
+    assert {name: value.dtype for name, value in found.items()} == {name: v.dtype for name, v in expected.items()}
+    assert torch.equal(found["knn.bank"], expected["knn.bank"])
+    assert torch.equal(found["knn.labels"], expected["knn.labels"])
+
+
+class Counting:
+    """A set that counts the rows that are read from it."""
+
+    def __init__(self, features: FeatureSet) -> None:
+        self.features, self.read = features, 0
+
+    def __len__(self):
+        return len(self.features)
+
+    def __getattr__(self, name):
+        return getattr(self.features, name)
+
+    def rows(self, index):
+        x = self.features.rows(index)
+        self.read += len(x)
+        return x
+
+
+def test_sums_of_ranks_are_those_of_one_process_to_1e_minus_9():
+    features = FeatureSet.from_arrays(blobs(500, width=16).rows(slice(None)) + 7, torch.arange(500) % 3)
+
+    ensemble = linear(width=16)
+
+    def run(fabric):
+        rows = scoring._rows(ensemble, features, False, None if fabric is None else scoring.Ranks(fabric))
+        return rows.moments, rows.sample
+
+    one, alone = run(None)
+    for several, sample in in_ranks(4, run):
+        assert torch.equal(several.counts, one.counts)
+        for found, expected in ((several.sums, one.sums), (several.products, one.products)):
+            assert found.dtype == torch.float64
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        assert several.lengths.n == one.lengths.n
+        assert several.lengths.mean == pytest.approx(one.lengths.mean, rel=1e-12)
+        assert several.lengths.deviation == pytest.approx(one.lengths.deviation, rel=1e-12)
+        torch.testing.assert_close(several.lengths.products, one.lengths.products, rtol=1e-12, atol=1e-12)
+        assert torch.equal(sample.features, alone.features)
+        torch.testing.assert_close(sample.peaks, alone.peaks)
 
 
 @pytest.mark.parametrize("error", [DataError("labels are odd"), torch.linalg.LinAlgError("singular"), MemoryError()])
@@ -115,22 +214,65 @@ def test_an_error_of_the_first_process_is_raised_in_all(error, monkeypatch):
     def fails(*args):
         raise error
 
-    sent = []
     monkeypatch.setattr("dissensus.training.scoring._fit", fails)
-    with pytest.raises(type(error)) as raised:
-        fit_scores(linear(), blobs(), fabric=Rank(sent, 0))
-    assert raised.value is error
-    expected = DissensusError if isinstance(error, DissensusError) else RuntimeError
-    with pytest.raises(expected, match=str(error) or "MemoryError"):
-        fit_scores(linear(), blobs(), fabric=Rank(sent, 1))
-    assert not sent
+    first, second = in_ranks(2, lambda fabric: fit_scores(linear(), blobs(), fabric=fabric))
+    assert first is error
+    expected = DataError if isinstance(error, DissensusError) else RuntimeError
+    assert type(second) is expected
+    assert (str(error) or "MemoryError") in str(second)
 
 
-def test_processes_get_the_scores_of_the_first(monkeypatch):
-    sent, one, two = [], linear(), linear()
-    fit_scores(one, blobs(), fabric=Rank(sent, 0))
-    monkeypatch.setattr("dissensus.training.scoring._fit", lambda *args: pytest.fail("fitted twice"))
-    fit_scores(two, blobs(), fabric=Rank(sent, 1))
+def test_an_error_of_another_process_is_raised_in_all():
+    class Broken(Counting):
+        def rows(self, index):
+            if index.start >= 60:
+                raise OSError("the disk is gone")
+            return super().rows(index)
+
+    first, second = in_ranks(2, lambda fabric: fit_scores(linear(), Broken(blobs()), fabric=fabric))
+    assert type(second) is OSError
+    assert type(first) is RuntimeError
+    assert str(first) == "process 1 failed: the disk is gone"
+
+
+def test_features_of_one_rank_that_no_score_takes_leave_all_out_in_all():
+    x = blobs().rows(slice(None))
+
+    class Infinite(Counting):
+        def rows(self, index):
+            return torch.where(torch.arange(index.start, index.stop)[:, None] == 100, torch.inf, super().rows(index))
+
+    def run(fabric):
+        ensemble = linear()
+        fit_scores(ensemble, Infinite(FeatureSet.from_arrays(x, torch.arange(120) % 3)), fabric=fabric)
+        return ensemble.fitted
+
+    with pytest.warns(DissensusWarning, match="is left out, these features do not allow it: .* must be finite"):
+        assert in_ranks(2, run) == [{}, {}]
+
+
+def test_more_ranks_than_rows():
+    features, template = blobs(6), linear()
+
+    def run(fabric):
+        ensemble = copy.deepcopy(template)
+        fit_scores(ensemble, features, ["knn"], fabric=fabric)
+        return ensemble.score_digests
+
+    assert in_ranks(8, run) == [run(None)] * 8
+
+
+def test_labels_of_a_large_set_are_read_when_they_are_needed(monkeypatch):
+    monkeypatch.setattr(scoring, "LABELS", 10)
+
+    class Lazy(Counting):
+        @property
+        def labels(self):
+            pytest.fail("all labels were read")
+
+    one, two = linear(), linear()
+    fit_scores(one, blobs())
+    fit_scores(two, Lazy(blobs()))
     assert one.score_digests == two.score_digests
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dissensus.functional.fitted import FittedScore, Moments, Rows, check_classes, log_norm, unit
+from dissensus.functional.fitted import FittedScore, Rows, check_classes, log_norm, unit
+from dissensus.functional.moments import Moments
 from dissensus.functional.scores import register
 
 VARIANCE = 1e-12  # the least variance of a direction; directions of features have length 1
@@ -151,7 +152,7 @@ class Gaussian(FittedScore):
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
         """Fit both parts, and d to distances of at most 4096 training samples."""
         state = Mahalanobis.fit(features, labels)
-        scale = _deviation(features, labels, state["whiten"].double()) ** -0.5
+        scale = _deviation(features, state["whiten"].double()) ** -0.5
         state |= {"whiten": scale * state["whiten"], "centres": scale * state["centres"]}
         return state | {f"length_{key}": value for key, value in FeatureNorm.fit(features, labels).items()}
 
@@ -204,7 +205,7 @@ def _gaussian(moments: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
     return mean, means, within, within + kept * scatter, kept
 
 
-def _deviation(features: Rows, labels: Tensor, whiten: Tensor) -> float:
+def _deviation(features: Rows, whiten: Tensor) -> float:
     """Standard deviation of the Mahalanobis distances of training samples to their classes without themselves.
 
     `whiten` (D, D) is that of all samples.
@@ -215,7 +216,7 @@ def _deviation(features: Rows, labels: Tensor, whiten: Tensor) -> float:
     """
     moments, sample = features.moments, features.sample
     kept = _gaussian(moments)[-1]
-    labels = labels.cpu()[sample.index]
+    labels = sample.labels
     several = (moments.counts[labels] > 1).nonzero().flatten()
     rows = several[torch.linspace(0, len(several) - 1, min(len(several), SCALE_ROWS)).long()]
     counts = moments.counts[labels[rows]].double()

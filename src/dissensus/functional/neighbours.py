@@ -38,7 +38,7 @@ class KNN(FittedScore):
     def fit(cls, features: Rows, labels: Tensor) -> dict[str, Tensor]:
         """Keep the training features, or a random part of many."""
         sample = features.sample
-        return {"bank": sample.features, "rows": sample.index, "labels": labels.cpu()[sample.index]}
+        return {"bank": sample.features, "rows": sample.index, "labels": sample.labels}
 
     @property
     def width(self) -> int:

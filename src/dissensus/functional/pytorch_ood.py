@@ -58,7 +58,7 @@ class PytorchOOD(FittedScore):
         """
         cls.check_head(features.head)
         sample = features.sample
-        state = {"bank": sample.features, "labels": labels.cpu()[sample.index]}
+        state = {"bank": sample.features, "labels": sample.labels}
         if cls.needs_head and features.head is not None:
             weight, bias = (value.detach().cpu().float() for value in features.head)
             state |= {"weight": weight, "bias": bias}

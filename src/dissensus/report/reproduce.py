@@ -15,7 +15,7 @@ from dissensus.adaptation import runs
 from dissensus.models import tails
 from dissensus.report.sources import EvaluatedRun
 from dissensus.training.methods import METHODS
-from dissensus.training.options import MEMBERS, Hyperparameters, Settings, Task, TrainOptions
+from dissensus.training.options import FULL_BYTES, MEMBERS, Hyperparameters, Settings, Task, TrainOptions
 
 
 def configuration(entry: EvaluatedRun) -> list[tuple[str, str]]:
@@ -74,7 +74,11 @@ def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _shortest(settings: Settings, task: Task) -> TrainOptions:
     """The options that lead to these settings, with as many defaults among them as possible."""
     options = TrainOptions(**{field.name: getattr(settings, field.name) for field in fields(Hyperparameters)})
+    # the size of the files, which decides how to shuffle, is not recorded: name it unless the set is surely small
+    large = settings.shuffle == "blocks" or 4 * task.samples * (task.width or 1) > FULL_BYTES
     for field in fields(Hyperparameters):
+        if field.name == "shuffle" and large:
+            continue
         with suppress(DissensusError):  # a default that does not go with the others
             shorter = combine(TrainOptions, options, {field.name: field.default})
             if shorter.resolve(settings.method, settings.members, task, settings.precision) == settings:

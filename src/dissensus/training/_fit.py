@@ -154,15 +154,20 @@ def _train(
     """
     writer = run if fabric.is_global_zero else None
     stepper = Stepper(ensemble, settings, fabric)
-    batches = Batches(pool, elsewhere, settings, fabric)
     log = Logbook(settings, options, per_epoch, fabric.device, writer)
+    batches = Batches(pool, elsewhere, settings, fabric, log.steps)
     early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
     state = {**stepper.state(), **log.state(), **early.state()}
     start = run.load_checkpoint(state) if run else 0
     log.open(start, progress=progress and fabric.is_global_zero, tensorboard=options.tensorboard)
     ensemble.train()
     saved = time.monotonic()
-    with torch.random.fork_rng(), _stop_between_steps() as stopped, contextlib.closing(log):
+    with (
+        torch.random.fork_rng(),
+        _stop_between_steps() as stopped,
+        contextlib.closing(log),
+        contextlib.closing(batches),
+    ):
         for step in range(start, start if early.stopped else log.steps):
             torch.manual_seed(mix(settings.seed, 4, step, fabric.global_rank))  # for dropout
             active = stepper.draw(step)

@@ -15,8 +15,11 @@ from dissensus._core.random import mix
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values, to_numpy
 from dissensus.training import methods
-from dissensus.training.options import Settings
+from dissensus.training.checks import check_listed
+from dissensus.training.options import Settings, default_shuffle
+from dissensus.training.order import BlockOrder
 from dissensus.training.step import Batch
+from dissensus.training.windows import Drawn, WindowReader
 
 
 def check_sample_weight(sample_weight: Values, samples: int) -> Tensor:
@@ -51,7 +54,10 @@ class Pool(NamedTuple):
             return cls(features)
         weight = check_sample_weight(sample_weight, len(features) // features.passes)
         whole = cls(features, weight)
-        return whole if weight.all() else whole.subset(weight.nonzero().squeeze(1))
+        if weight.all():
+            return whole
+        check_listed(len(weight), "samples of weight zero are left out", "train on a subset, or use small weights")
+        return whole.subset(weight.nonzero().squeeze(1))
 
     def subset(self, samples: Tensor) -> Pool:
         """Only these samples, with all their passes."""
@@ -80,53 +86,111 @@ class Pool(NamedTuple):
 
 
 class Batches:
-    """Selects the samples of each step, by an order of the training set that depends only on seed and epoch."""
+    """Selects the samples of each step, by an order of the training set that depends only on seed and epoch.
 
-    def __init__(self, pool: Pool, elsewhere: Pool | None, settings: Settings, fabric: Fabric) -> None:
+    Close it after training: it may have a thread that reads ahead.
+
+    Args:
+        pool: The labelled samples.
+        elsewhere: Samples to disagree on, drawn at random; in a `BlockOrder` if they are large.
+        settings: Of training; `shuffle` decides the order.
+        fabric: Lightning Fabric, launched.
+        steps: How many steps there will be; None: not known.
+    """
+
+    def __init__(
+        self, pool: Pool, elsewhere: Pool | None, settings: Settings, fabric: Fabric, steps: int | None = None
+    ) -> None:
         train = pool.features
-        assert train.labels is not None
-        self.train, self.labels, self.elsewhere = train, train.labels, elsewhere
-        self.pool, self.settings, self.fabric = pool, settings, fabric
+        self.train, self.elsewhere, self.pool = train, elsewhere, pool
+        self.settings, self.fabric, self.steps = settings, fabric, steps
         self.samples = len(train) // train.passes
         self.per_epoch = math.ceil(self.samples / settings.batch_size)
         self.separate = methods.METHODS[settings.method].order == "own"
         self._epoch, self._order = -1, torch.empty(0)
+        self._reader = self._elsewhere_reader = None
+        if settings.shuffle == "blocks":
+            copies = settings.members if self.separate else 1
+            self._reader = self._windows(train, self.samples, settings.seed, self.per_epoch, copies)
+        if elsewhere is not None and _in_blocks(elsewhere.features, settings.batch_size):
+            rows = len(elsewhere.features)
+            self._elsewhere_reader = self._windows(
+                elsewhere.features, rows, mix(settings.seed, 3), rows // settings.batch_size
+            )
 
     def __call__(self, step: int, members: Tensor) -> Batch:
         """Return this rank's part of the batch of a step, for these members."""
         epoch, number = divmod(step, self.per_epoch)
-        order = self._orders(epoch)
-        order = order[members] if self.separate else order[0]
-        size = self.settings.batch_size
-        whole = order[..., number * size : (number + 1) * size].long()
-        rows = whole[..., self.fabric.global_rank :: self.fabric.world_size]
-        rows = rows + epoch % self.train.passes * self.samples  # one augmented pass per epoch, in turn
-        device = self.fabric.device
+        size, device = self.settings.batch_size, self.fabric.device
+        start, stop = number * size, min((number + 1) * size, self.samples)
+        if self._reader is not None:
+            drawn = self._reader.take(epoch, start, stop, members if self.separate else None)
+        else:
+            drawn = self._gathered(epoch, start, stop, members)
+        assert drawn.labels is not None
         batch = Batch(
-            self.train.rows(rows).to(device),
-            self.labels[rows].to(device),
-            whole.shape[-1],
-            sample_weight=self.pool.relative_weight(whole, rows, device),
+            drawn.x.to(device),
+            drawn.labels.to(device),
+            stop - start,
+            sample_weight=self.pool.relative_weight(drawn.whole, drawn.rows, device),
         )
         if self.elsewhere is None:
             return batch
-        generator = torch.Generator().manual_seed(mix(self.settings.seed, 3, step))
-        drawn = torch.randint(len(self.elsewhere.features), (size,), generator=generator)
-        mine = drawn[self.fabric.global_rank :: self.fabric.world_size]
+        other = self._elsewhere(self.elsewhere, step)
         return batch._replace(
-            elsewhere=self.elsewhere.features.rows(mine).to(device),
+            elsewhere=other.x.to(device),
             elsewhere_total=size,
-            elsewhere_weight=self.elsewhere.relative_weight(drawn, mine, device),
+            elsewhere_weight=self.elsewhere.relative_weight(other.whole, other.rows, device),
         )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for reader in (self._reader, self._elsewhere_reader):
+            if reader is not None:
+                reader.close()
+
+    def _windows(self, features: FeatureSet, samples: int, seed: int, per_epoch: int, copies: int = 1) -> WindowReader:
+        """A reader of `samples` rows in blocks, `per_epoch` batches of them per epoch."""
+        size, last = self.settings.batch_size, None
+        if self.steps is not None:
+            epoch, number = divmod(self.steps, per_epoch)
+            last = epoch, number * size
+        order = BlockOrder(samples, max(1, features.nbytes // len(features)), seed, copies)
+        return WindowReader(features, order, size, self.fabric.global_rank, self.fabric.world_size, last)
+
+    def _gathered(self, epoch: int, start: int, stop: int, members: Tensor) -> Drawn:
+        """Positions start..stop - 1 of the permutations of an epoch."""
+        order = self._orders(epoch)
+        whole = (order[members] if self.separate else order[0])[..., start:stop].long()
+        rows = whole[..., self.fabric.global_rank :: self.fabric.world_size]
+        rows = rows + epoch % self.train.passes * self.samples  # one augmented pass per epoch, in turn
+        return Drawn(self.train.rows(rows), self.train.labels_at(rows), rows, whole)
+
+    def _elsewhere(self, pool: Pool, step: int) -> Drawn:
+        """A batch of the samples to disagree on."""
+        size, features = self.settings.batch_size, pool.features
+        if self._elsewhere_reader is not None:
+            epoch, number = divmod(step, len(features) // size)  # the few that are left over differ between epochs
+            return self._elsewhere_reader.take(epoch, number * size, (number + 1) * size)
+        generator = torch.Generator().manual_seed(mix(self.settings.seed, 3, step))
+        whole = torch.randint(len(features), (size,), generator=generator)
+        rows = whole[self.fabric.global_rank :: self.fabric.world_size]
+        return Drawn(features.rows(rows), None, rows, whole)
 
     def _orders(self, epoch: int) -> Tensor:
         """(1, N), or (M, N) if every member has its own order. Int32, because M = 50 on ImageNet is large."""
         if epoch != self._epoch:
             copies = self.settings.members if self.separate else 1
             seeds = [mix(self.settings.seed, 2, epoch, i) for i in range(copies)]
+            dtype = torch.int32 if self.samples < 2**31 else torch.int64
             orders = [
-                torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+                torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed), dtype=dtype)
                 for seed in seeds
             ]
             self._epoch, self._order = epoch, torch.stack(orders)
         return self._order
+
+
+def _in_blocks(features: FeatureSet, batch_size: int) -> bool:
+    """Whether samples to disagree on are drawn in blocks; `auto` of the training set, for these."""
+    return features.passes == 1 and len(features) >= batch_size and default_shuffle(features.nbytes) == "blocks"

@@ -8,11 +8,19 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.training.methods import METHODS
 from dissensus.training.options import Settings
 
+# Of larger sets no part is taken: it would need a list of row numbers, and a billion of them do not fit into memory.
+LISTED = 2**24
+
 
 def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet | None, settings: Settings) -> None:
     """Raise `DataError` for features that this ensemble cannot be trained on with these settings."""
-    if train.labels is None:
+    if not train.has_labels:
         raise DataError("training features need labels; got an unlabelled set: give labels when making it")
+    samples = len(train) // train.passes
+    if settings.early_stop > 0:
+        check_listed(samples, "early_stop holds samples out", "leave it out, or train on a subset")
+    if METHODS[settings.method].disagree_on == "unsure" and settings.diversity > 0:
+        check_listed(samples, "two-stage divides the training set", "use sed-a2d, or train on a subset")
     present = train.class_counts.nonzero().squeeze(1)
     if len(present) < 2:
         raise DataError(f"training needs at least two classes; all {len(train)} samples are of class {int(present[0])}")
@@ -42,6 +50,12 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
             f"the disagreement set must have the training set's features, {_shape(train)}; got {_shape(disagreement)}: "
             "extract both with the same backbone"
         )
+
+
+def check_listed(samples: int, what: str, remedy: str) -> None:
+    """Raise if a set has too many samples to take a part of it."""
+    if samples > LISTED:
+        raise DataError(f"{what} of at most {LISTED:,} samples; got {samples:,}: {remedy}")
 
 
 def _shape(features: FeatureSet) -> str:

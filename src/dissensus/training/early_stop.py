@@ -31,8 +31,7 @@ def hold_out(pool: Pool, settings: Settings) -> tuple[Pool, Pool | None]:
     if settings.early_stop == 0:
         return pool, None
     train = pool.features
-    assert train.labels is not None
-    labels = train.labels[: len(train) // train.passes]
+    labels = train.labels_at(slice(0, len(train) // train.passes))
     generator = torch.Generator().manual_seed(mix(settings.seed, 5))
     order = torch.randperm(len(labels), generator=generator)
     order = order[labels[order].argsort(stable=True)]  # by class, in random order within each
@@ -99,8 +98,7 @@ class EarlyStop:
     @torch.no_grad()
     def _cross_entropy(self, watched: Pool) -> float:
         """Mean cross-entropy over members and samples, by the samples' weights."""
-        features, total, labels = watched.features, 0.0, watched.features.labels
-        assert labels is not None
+        features, total = watched.features, 0.0
         samples = len(features) // features.passes
         weight = torch.ones(samples, dtype=torch.float64) if watched.weight is None else watched.weight
         self.ensemble.eval()
@@ -108,7 +106,7 @@ class EarlyStop:
         for x, rows in features.batches(size):
             with self.fabric.autocast():
                 logits = full_precision(self.ensemble(x.to(self.fabric.device)))
-            target = labels[rows].to(logits.device).expand(len(logits), -1)
+            target = features.labels_at(rows).to(logits.device).expand(len(logits), -1)
             losses = F.cross_entropy(logits.movedim(-1, 1), target, reduction="none").mean(0).cpu().double()
             total += float(losses @ weight[torch.arange(rows.start, rows.stop) % samples])
         self.ensemble.train()

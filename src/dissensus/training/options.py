@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Extent = Literal["active", "all"]
 Precision = Literal["32-true", "bf16-mixed"]
+Shuffle = Literal["auto", "full", "blocks"]
 MEMBERS = 5  # Default number of members.
 # Default weight of the disagreement term. Hardness grows as training samples are fitted: at convergence 0.003 raises
 # detection on PACS and costs neither accuracy nor calibration, and 0.03 is too much (docs/results.md).
@@ -33,6 +34,9 @@ SMALLEST, LARGEST = 16, 256
 # "Defaults" in docs/training.md.
 LINEAR_LR, LINEAR_DECAY = 0.12, 0.002
 LR, WEIGHT_DECAY = 1e-3, 1.0  # of the other tails
+# Larger sets of features are shuffled in blocks by default: they may not fit into the page cache, and rows at random
+# positions then cost a disk access each.
+FULL_BYTES = 2**32
 
 
 class Task(NamedTuple):
@@ -41,12 +45,13 @@ class Task(NamedTuple):
     samples: int  # of the training set, each once however many passes there are
     tail: str | None = None  # a name in TAILS; None: a module of the user's
     width: int | None = None  # of the features that the tail takes
+    nbytes: int = 0  # of the training set's features as stored
 
     @classmethod
     def of(cls, ensemble: Ensemble, train: FeatureSet) -> Task:
         """The task of training this ensemble on these features."""
         about = ensemble.about or {}
-        return cls(len(train) // train.passes, about.get("name"), about.get("features"))
+        return cls(len(train) // train.passes, about.get("name"), about.get("features"), train.nbytes)
 
 
 def default_diversity(method: str) -> float:
@@ -63,6 +68,11 @@ def default_rates(task: Task) -> dict[str, float]:
         return {"lr": LR, "weight_decay": WEIGHT_DECAY}
     lr = LINEAR_LR / task.width ** (2 / 3)
     return {"lr": lr, "weight_decay": LINEAR_DECAY / lr}
+
+
+def default_shuffle(nbytes: int) -> Literal["full", "blocks"]:
+    """How to shuffle features of so many bytes."""
+    return "full" if nbytes <= FULL_BYTES else "blocks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +142,11 @@ class Hyperparameters:
         "classes",
         Rule("within (0, 1]", lambda value: 0 < value <= 1),
     )
+    shuffle: Shuffle = option(
+        "auto",
+        "how an epoch orders the training set: full, one permutation of all samples; blocks, for sets that are larger "
+        f"than memory, which reads long runs of the files; auto: full up to {FULL_BYTES >> 30} GiB of features",
+    )
     seed: int = option(0, "decides batches, draws of members and dropout", SEED)
 
 
@@ -196,6 +211,7 @@ class TrainOptions(Hyperparameters):
         filled = {
             "diversity": diversity, "active": active, "epochs": epochs, "batch_size": batch_size,
             "optimizer": self.optimizer or ("adam-mini" if task.tail == "linear" else "adamw"),
+            "shuffle": default_shuffle(task.nbytes) if self.shuffle == "auto" else self.shuffle,
             **{name: rate for name, rate in rates.items() if getattr(self, name) is None},
         }  # fmt: skip
         return Settings(method=method, members=members, precision=precision, **{**kept, **filled})  # type: ignore[arg-type]
@@ -269,6 +285,7 @@ class Settings(Hyperparameters):
     lr: float = option(None, "", ABOVE_0)
     batch_size: int = option(None, "", AT_LEAST_1)
     weight_decay: float = option(None, "", AT_LEAST_0)
+    shuffle: Literal["full", "blocks"] = option("full", "")  # that of runs which were written before there was a choice
 
     def __post_init__(self) -> None:
         check(self)

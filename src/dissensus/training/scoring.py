@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -15,11 +17,13 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, ShapeError
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
-from dissensus.functional.fitted import FittedScore, Head, Rows
+from dissensus.functional.fitted import FittedScore, Head, Labels, Rows
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
 VALUES = 2**24  # of features and of hidden layers that are held at once, 64 MB in float32
+
+LABELS = 2**24  # that a score gets as a tensor; those of a larger set are read when they are indexed
 
 State = dict[str, Tensor]
 
@@ -39,7 +43,7 @@ def fit_scores(
         features: The labelled features that they were trained on; of several augmented passes, the first is used.
         names: Which scores, see `scores.of_features`; None: all that the tail allows.
         progress: Show a progress bar when stderr is a terminal and the work takes long.
-        fabric: Lightning Fabric, launched; the first process fits, all of them get the same scores.
+        fabric: Lightning Fabric, launched; every process sums up its part of the rows, and all get the same scores.
 
     Raises:
         DissensusError: If a name is unknown, not of a fitted score or of one that the tail does not allow, or the
@@ -49,12 +53,23 @@ def fit_scores(
         DissensusWarning: If a score cannot be fitted to these features; it is left out.
     """
     kinds = kinds_of(names, ensemble)
-    if features.labels is None:
+    if not features.has_labels:
         raise DataError("scores are fitted to labelled features; got an unlabelled set: give labels when making it")
-    if fabric is None or fabric.world_size == 1:
-        states = _fit(ensemble, features, kinds, progress)
-    else:
-        states = _fit_once(fabric, lambda: _fit(ensemble, features, kinds, progress))
+    if not kinds:
+        ensemble.fitted = {}
+        return
+    was_training = ensemble.training
+    ensemble.eval()
+    try:
+        if fabric is None or fabric.world_size == 1:
+            states = _fit(_rows(ensemble, features, progress), kinds)
+        else:
+            rows = _rows(ensemble, features, progress and fabric.is_global_zero, Ranks(fabric))
+            with contextlib.suppress(DataError, ShapeError):  # raised again for the scores that need the sums
+                _ = rows.moments
+            states = _fit_once(fabric, lambda: _fit(rows, kinds))
+    finally:
+        ensemble.train(was_training)
     ensemble.fitted = {name: kinds[name](state) for name, state in states.items()}
 
 
@@ -66,15 +81,48 @@ def _fit_once(fabric: Fabric, fit: Callable[[], dict[str, State]]) -> dict[str, 
             states = fit()
         except Exception as error:
             failure = error
-    # its text: not every exception can be pickled
-    reason = None if failure is None else (str(failure) or repr(failure), isinstance(failure, DissensusError))
-    states, reason = fabric.broadcast((states, reason))
-    if failure is not None:
-        raise failure
-    if reason is not None:
-        message, expected = reason
-        raise DissensusError(message) if expected else RuntimeError(f"the first process failed: {message}")
-    return states
+    Ranks(fabric).agree(failure)
+    return fabric.broadcast(states)
+
+
+class Ranks:
+    """The processes of Lightning Fabric, each of which reads a part of the rows: an `Exchange`."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+
+    def part(self, rows: int) -> slice:
+        """The rows that this process reads."""
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        return slice(rows * rank // world, rows * (rank + 1) // world)
+
+    def agree(self, failure: Exception | None) -> None:
+        """Raise in all processes if one of them failed: its own error there, the text of the first in the others."""
+        # its text: not every exception can be pickled
+        reason = None if failure is None else (str(failure) or repr(failure), _kind(failure))
+        reasons = [self.fabric.broadcast(reason, src=rank) for rank in range(self.fabric.world_size)]
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(reasons):
+            if other is not None:
+                message, kind = other
+                raise RuntimeError(f"process {rank} failed: {message}") if kind is None else kind(message)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum over processes."""
+        total = self.fabric.all_reduce(value.to(self.fabric.device), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total.cpu()
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, in order."""
+        return [self.fabric.broadcast(value, src=rank) for rank in range(self.fabric.world_size)]
+
+
+def _kind(error: Exception) -> type[DissensusError] | None:
+    """The class in which other processes raise an error; None: it was not expected."""
+    kinds = (DataError, ShapeError, DissensusError)
+    return next((kind for kind in kinds if isinstance(error, kind)), None)
 
 
 def kinds_of(names: Sequence[str] | None, ensemble: Ensemble) -> dict[str, type[FittedScore]]:
@@ -96,58 +144,74 @@ def kinds_of(names: Sequence[str] | None, ensemble: Ensemble) -> dict[str, type[
     return kinds
 
 
-def _fit(
-    ensemble: Ensemble, features: FeatureSet, kinds: dict[str, type[FittedScore]], progress: bool
-) -> dict[str, State]:
+def _fit(rows: Rows, kinds: dict[str, type[FittedScore]]) -> dict[str, State]:
     """The state of each score, by name."""
-    if not kinds:
-        return {}
-    features = features.subset(slice(0, len(features) // features.passes)) if features.passes > 1 else features
-    assert features.labels is not None
-    was_training, states = ensemble.training, dict[str, State]()
-    source = _Source(features, progress)
-    rows = Rows(
-        source,
-        features.labels,
-        ensemble.classes or len(features.classes),
-        logits=lambda x: _logits(ensemble, x),
-        head=_head(ensemble),
-    )
-    ensemble.eval()
-    try:
-        for name, kind in kinds.items():
-            source.name = name
-            try:
-                state = kind.fit(rows, features.labels)
-                # contiguous, as when loaded: the order of summation depends on it
-                states[name] = {key: value.detach().cpu().contiguous() for key, value in state.items()}
-            except (DataError, ShapeError) as error:
-                message = f"the score {name} is left out, these features do not allow it: {error}"
-                warnings.warn(message, DissensusWarning, stacklevel=3)
-    finally:
-        ensemble.train(was_training)
+    states = dict[str, State]()
+    for name, kind in kinds.items():
+        try:
+            state = kind.fit(rows, cast(Tensor, rows.labels))
+            # contiguous, as when loaded: the order of summation depends on it
+            states[name] = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+        except (DataError, ShapeError) as error:
+            message = f"the score {name} is left out, these features do not allow it: {error}"
+            warnings.warn(message, DissensusWarning, stacklevel=3)
     return states
 
 
-@dataclass
-class _Source:
-    """Features in batches of bounded size, with a progress bar."""
+def _rows(ensemble: Ensemble, features: FeatureSet, progress: bool, ranks: Ranks | None = None) -> Rows:
+    """The rows that scores are fitted to: those of the first pass."""
+    samples = len(features) // features.passes
+    labels: Labels = _Labels(features, samples)
+    if samples <= LABELS:
+        labels = labels[slice(0, samples)]
+    return Rows(
+        _Source(features, slice(0, samples), progress),
+        labels,
+        ensemble.classes or len(features.classes),
+        logits=lambda x: _logits(ensemble, x),
+        head=_head(ensemble),
+        part=None if ranks is None else _Source(features, ranks.part(samples), progress),
+        exchange=ranks,
+    )
 
-    features: FeatureSet
-    progress: bool
-    name: str = ""  # of the score that reads them
+
+class _Labels:
+    """Labels of the first rows of a set, read when they are indexed."""
+
+    def __init__(self, features: FeatureSet, samples: int) -> None:
+        self.features, self.samples = features, samples
 
     def __len__(self) -> int:
-        return len(self.features)
+        return self.samples
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        return self.features.labels_at(rows)
+
+    def cpu(self) -> Self:
+        """Labels are read to the CPU."""
+        return self
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Consecutive rows of a set in batches of bounded size, with a progress bar."""
+
+    features: FeatureSet
+    part: slice
+    progress: bool
+
+    def __len__(self) -> int:
+        return int(self.part.stop - self.part.start)
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, slice]]:
         """Yield features (b, ...) and the rows that they are."""
         size = max(1, min(batch_size, VALUES // self.features.width))
         hidden = None if self.progress else True
-        with tqdm(total=len(self), desc=f"fit {self.name}", unit="row", leave=False, disable=hidden, delay=1) as bar:
-            for x, at in self.features.batches(size):
-                yield x, at
-                bar.update(len(x))
+        with tqdm(total=len(self), desc="fit scores", unit="row", leave=False, disable=hidden, delay=1) as bar:
+            for start in range(self.part.start, self.part.stop, size):
+                at = slice(start, min(start + size, self.part.stop))
+                yield self.features.rows(at), at
+                bar.update(at.stop - at.start)
 
 
 @torch.no_grad()
