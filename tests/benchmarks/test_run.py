@@ -20,10 +20,14 @@ ROWS = {
     "scaling": ["scaling"],
     "pairs": ["pairs"],
     "loop": ["loop-linear", "loop-mlp"],
+    "many": ["many-members", "many-pairs"],
     "peers": ["torch-uncertainty-linear", "torch-uncertainty-mlp", "torchensemble-linear"],
+    "job": ["job-torch-uncertainty", "job-torchensemble", "job-scikit-learn"],
     "memory": ["memory"],
     "extract": ["extract"],
     "engine": ["engine"],
+    "int8": ["int8"],
+    "compile": ["compile"],
     "predict": ["predict"],
     "distances": ["distances"],
     "export": ["export"],
@@ -36,7 +40,7 @@ def test_every_case_is_described_and_tested():
     assert all(case.summary for case in CASES.values())
 
 
-MARKS = {"peers": needs_peers, "memory": needs_proc}
+MARKS = {"peers": needs_peers, "job": needs_peers, "memory": needs_proc}
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=MARKS.get(name, ())) for name in ROWS])
@@ -65,6 +69,7 @@ def test_a_case_reports_what_it_measured(case, capfd):
             assert min(entry["numerator_ms"], entry["denominator_ms"]) > 0
             low, high = entry["ratio_quartiles"]
             assert 0 < low <= high
+        assert (case == "job") == ("accuracy" in entry.get("note", ""))
 
 
 def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
@@ -77,7 +82,9 @@ def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
 
 
 def test_an_unknown_case_raises_with_a_suggestion():
-    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: distances, engine, export"):
+    with pytest.raises(
+        UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: compile, distances, engine, export"
+    ):
         run_bench(["scaling", "flor"], quick=True)
 
 
