@@ -25,6 +25,7 @@ from dissensus.backbones import Backbone, int8, onnx_runtime
 
 Engine = Callable[[Tensor], Tensor]
 AT_ONCE = 2**18  # pixels
+GPU_PART = 64  # images that a compiled trunk runs on at a time on GPUs
 TOLERANCE = 1e-3  # of the largest feature
 INT8_TOLERANCE = 0.25  # of the length of a feature vector; 0.1 is usual
 APPROXIMATE = frozenset({"onnx-int8"})
@@ -48,27 +49,31 @@ def interchangeable(one: str, other: str) -> bool:
 def eager(backbone: Backbone, device: torch.device) -> Engine:
     """Eager PyTorch, on any device; channels last in memory."""
     trunk = backbone.trunk.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return _in_parts(lambda pixels: trunk(backbone.transform.normalise(pixels)), backbone, device)
+    # On CPUs a few images at a time: the activations of more are so large that their memory is returned to the system
+    # and requested again at every layer, which costs a third of the time.
+    size = at_once(backbone.transform.size) if device.type == "cpu" else 65536
+    return _in_parts(lambda pixels: trunk(backbone.transform.normalise(pixels)), size, device)
 
 
 def compiled(backbone: Backbone, device: torch.device) -> Engine:
     """PyTorch compiled by torch.compile; the start takes a minute or so (needs a C++ compiler on CPUs).
 
-    Compiled once for batches of all sizes.
+    Compiled once, for parts of one size; smaller ones are padded, so that one image costs as much as a part. The
+    compiler would distinguish sizes even if it is told that they vary.
     """
     pixels = _probe(backbone)
     expected = eager(backbone, device)(pixels)
     module = FromPixels(backbone).eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    compiled_module = torch.compile(module, backend=COMPILER)
+    compiled_module = torch.compile(module, backend=COMPILER, dynamic=False)
+    size = at_once(backbone.transform.size) if device.type == "cpu" else GPU_PART
 
     def forward(some: Tensor) -> Tensor:
-        # PyTorch compiles again for a batch of one, and for a tensor that is a view of one made in another mode.
-        x = some.clone() if len(some) > 1 else torch.cat([some, some])
-        torch._dynamo.mark_dynamic(x, 0, min=2, max=65536)
-        features: Tensor = compiled_module(x)
+        part = some.new_zeros(size, *some.shape[1:])
+        part[: len(some)] = some
+        features: Tensor = compiled_module(part)
         return features[: len(some)]
 
-    run = _in_parts(forward, backbone, device)
+    run = _in_parts(forward, size, device)
     try:
         features = run(pixels)
     except Exception as error:  # of the compiler: anything
@@ -81,11 +86,8 @@ def compiled(backbone: Backbone, device: torch.device) -> Engine:
     return run
 
 
-def _in_parts(forward: Callable[[Tensor], Tensor], backbone: Backbone, device: torch.device) -> Engine:
-    """Return an engine that moves pixels to the device, a few at a time on CPUs, and features back."""
-    # On CPUs a few images at a time: the activations of more are so large that their memory is returned to the system
-    # and requested again at every layer, which costs a third of the time.
-    size = at_once(backbone.transform.size) if device.type == "cpu" else 65536
+def _in_parts(forward: Callable[[Tensor], Tensor], size: int, device: torch.device) -> Engine:
+    """Return an engine that moves pixels to the device, `size` images at a time, and features back."""
 
     @torch.inference_mode()
     def run(pixels: Tensor) -> Tensor:
