@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -100,13 +101,13 @@ def random_data(sizes: Sizes) -> Data:
     """Draw classes around random directions, with noise that shares some directions; OOD samples are other classes."""
     generator = torch.Generator().manual_seed(0)
     D, C, N = sizes.features, sizes.job_classes, sizes.job_rows
-    centres = torch.randn(2 * C, D, generator=generator)
-    shared = torch.randn(16, D, generator=generator)
+    centres = 6 / math.sqrt(D) * torch.randn(2 * C, D, generator=generator)  # of length 6, where noise has deviation 1
+    shared = 0.3 * torch.randn(16, D, generator=generator)
 
     def draw(labels: Tensor) -> Tensor:
         own = torch.randn(len(labels), D, generator=generator)
         common = torch.randn(len(labels), len(shared), generator=generator) @ shared
-        return F.relu(centres[labels] + 2.5 * own + common)  # pooled features are not negative
+        return F.relu(1 + centres[labels] + own + common)  # pooled features are not negative
 
     few = N // 5
     train, test = torch.arange(N) % C, torch.arange(few) % C

@@ -18,7 +18,7 @@ JOBS = [
 def test_a_job_learns(make):
     outcome = make(QUICK)()
     assert 0.7 < outcome.accuracy <= 1, "a third by chance"
-    assert 0.5 < outcome.auroc <= 1
+    assert 0.6 < outcome.auroc <= 1
 
 
 def test_the_sets_do_not_overlap_and_ood_samples_are_of_other_classes():
