@@ -75,8 +75,10 @@ def compiled(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 def _engines(name: str, one: str, other: str, bar: Bar, sizes: Sizes, repeats: int) -> Comparison:
     what = f"{sizes.image_batch} images at {sizes.pixels} px"
-    sides = [Side(f"lite0 in {engine}, {what}", partial(_engine, engine, sizes), burst=1) for engine in (one, other)]
-    return compare(name, *sides, bar, min(repeats, PASSES))
+    first, second = (
+        Side(f"lite0 in {engine}, {what}", partial(_engine, engine, sizes), burst=1) for engine in (one, other)
+    )
+    return compare(name, first, second, bar, min(repeats, PASSES))
 
 
 def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
