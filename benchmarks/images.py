@@ -60,13 +60,25 @@ def extraction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 def engine(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     """Compare the trunk in eager PyTorch with the trunk in ONNX Runtime."""
-    eager, onnx_runtime = (
-        Side(
-            f"lite0 in {name}, {sizes.image_batch} images at {sizes.pixels} px", partial(_engine, name, sizes), burst=1
-        )
-        for name in ("eager", "onnx")
+    return [_engines("engine", "eager", "onnx", Bar(">=", 1.5), sizes, repeats)]
+
+
+def int8(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """Compare the trunk in ONNX Runtime with the same in 8-bit integers."""
+    return [_engines("int8", "onnx", "onnx-int8", Bar(">=", 1.5), sizes, repeats)]
+
+
+def compiled(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
+    """Compare the trunk in eager PyTorch with the compiled trunk."""
+    return [_engines("compile", "eager", "compile", Bar(">=", 1.0), sizes, repeats)]
+
+
+def _engines(name: str, one: str, other: str, bar: Bar, sizes: Sizes, repeats: int) -> Comparison:
+    what = f"{sizes.image_batch} images at {sizes.pixels} px"
+    first, second = (
+        Side(f"lite0 in {engine}, {what}", partial(_engine, engine, sizes), burst=1) for engine in (one, other)
     )
-    return [compare("engine", eager, onnx_runtime, Bar(">=", 1.5), min(repeats, PASSES))]
+    return compare(name, first, second, bar, min(repeats, PASSES))
 
 
 def prediction(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
@@ -131,7 +143,7 @@ def export(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
 
 def require() -> None:
     """Raise if ONNX Runtime is not installed."""
-    extras.require("onnx", "case engine or export")
+    extras.require("onnx", "case engine, int8 or export")
 
 
 def _write_photographs(folder: Path, count: int) -> None:
@@ -182,6 +194,7 @@ def _extract(photographs: Path, features: Path, sizes: Sizes) -> Callable[[], No
 
 
 def _engine(name: str, sizes: Sizes) -> Callable[[], Tensor]:
+    engines.COMPILER = sizes.compiler
     return partial(engines.create(name, _backbone(sizes)), _pixels(sizes))
 
 

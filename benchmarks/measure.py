@@ -47,20 +47,15 @@ class Sizes:
     images: int = 768  # images per extraction: enough to make the start of the reading processes negligible
     pixels: int = 224  # image height and width
     image_batch: int = 64
+    compiler: str = "inductor"  # of torch.compile
+    job_rows: int = 5000  # training samples of a whole job
+    job_classes: int = 50
 
 
 QUICK = Sizes(
-    features=32,
-    classes=20,
-    batch=256,
-    many=10,
-    fit_batches=3,
-    rows=20_000,
-    disk_rows=20_000,
-    images=16,
-    pixels=64,
-    image_batch=8,
-)
+    features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000, disk_rows=20_000, images=16, pixels=64,
+    image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3,
+)  # fmt: skip
 
 
 class Side(NamedTuple):
@@ -115,7 +110,10 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of two sides that ran in turn: element i of both belongs to repeat i."""
+    """Times of two sides that ran in turn: element i of both belongs to repeat i.
+
+    `note` is what else to report of the two sides, such as their accuracy.
+    """
 
     name: str
     numerator: str
@@ -123,6 +121,7 @@ class Comparison:
     bar: Bar
     numerator_ms: tuple[float, ...]
     denominator_ms: tuple[float, ...]
+    note: str = ""
 
     @property
     def ratios(self) -> NDArray[np.float64]:
@@ -158,6 +157,7 @@ class Comparison:
             "denominator_ms": round(float(np.median(self.denominator_ms)), 3),
             "repeats": len(self.numerator_ms),
             "ratio_quartiles": [round(value, 3) for value in self.quartiles],
+            **({"note": self.note} if self.note else {}),
         }
 
     def row(self) -> list[str]:
@@ -165,7 +165,13 @@ class Comparison:
         low, high = self.quartiles
         value = f"{self.ratio:.2f} [{low:.2f}, {high:.2f}]"
         times = " / ".join(f"{np.median(side):,.1f}" for side in (self.numerator_ms, self.denominator_ms))
-        return [self.name, value, str(self.bar), "yes" if self.bar.met(self.ratio) else "no", f"{times} ms"]
+        return [
+            self.name,
+            value,
+            str(self.bar),
+            "yes" if self.bar.met(self.ratio) else "no",
+            ", ".join(filter(None, [f"{times} ms", self.note])),
+        ]
 
 
 def compare(

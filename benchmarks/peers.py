@@ -147,7 +147,7 @@ def require() -> Peers:
             )
     except ImportError as error:
         raise DissensusError(
-            f"case peers needs torch-uncertainty and torchensemble ({error}): {extras.install('bench')}, "
+            f"cases peers and job need torch-uncertainty and torchensemble ({error}): {extras.install('bench')}, "
             "or choose other cases"
         ) from error
 

@@ -21,7 +21,7 @@ from dissensus._core.errors import DissensusError
 from dissensus._core.files import make_folder, write_json
 
 QUICK_REPEATS = 3
-PACKAGES = ("torch-uncertainty", "torchensemble", "timm", "onnxruntime")
+PACKAGES = ("torch-uncertainty", "torchensemble", "scikit-learn", "timm", "onnxruntime")
 
 
 def run_bench(
@@ -54,13 +54,13 @@ def run_bench(
         raise DissensusError(f"repeats must be at least 1; got {repeats}")
     sizes, repeats = (QUICK, min(repeats, QUICK_REPEATS)) if quick else (Sizes(), repeats)
     # Check everything that could stop a late case before the first one runs.
-    if "peers" in names:
+    if {"peers", "job"} & set(names):
         peers.require()
     if "memory" in names:
         memory.require(sizes)
     if "shuffle" in names:
         disk.require(sizes)
-    if {"engine", "export"} & set(names):
+    if {"engine", "int8", "export"} & set(names):
         images.require()
     if out is not None:
         _check_out(out)

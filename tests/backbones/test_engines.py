@@ -1,17 +1,20 @@
-"""Engines: whichever runs the trunk, the features are the same."""
+"""Engines: whichever runs the trunk, the features are the same, or close for int8."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
+import shutil
 
 import pytest
 import torch
+from torch import nn
 
 from dissensus import backbones
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError, UnknownNameError
-from dissensus.backbones import engines
+from dissensus.backbones import engines, int8
 
 needs_onnx = pytest.mark.skipif(bool(extras.missing("onnx")), reason="needs the extra onnx")
 KINDS = {"lite0": None, "test_vit": "random"}  # name -> weights
@@ -122,13 +125,125 @@ def test_missing_packages_are_named_with_the_remedy(vit, monkeypatch, missing):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name, *rest)
     )
-    with pytest.raises(DissensusError, match=rf"needs {', '.join(missing)}: pip install '\.\[onnx\]'"):
-        engines.create("onnx", vit)
+    for name in ("onnx", "onnx-int8"):
+        with pytest.raises(
+            DissensusError, match=rf"^engine {name} needs {', '.join(missing)}: pip install '\.\[onnx\]'"
+        ):
+            engines.create(name, vit)
 
 
 def test_bad_engines_and_devices(vit, monkeypatch):
     with pytest.raises(UnknownNameError, match="unknown engine 'onx': did you mean 'onnx'"):
         engines.create("onx", vit)
     monkeypatch.setitem(extras.EXTRAS, "onnx", ())
-    with pytest.raises(DissensusError, match="engine onnx runs on CPUs; got cuda: use --engine eager"):
-        engines.create("onnx", vit, "cuda")
+    for name in ("onnx", "onnx-int8"):
+        with pytest.raises(DissensusError, match=f"engine {name} runs on CPUs; got cuda: use --engine eager"):
+            engines.create(name, vit, "cuda")
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_int8_is_close_to_eager_on_photographs_and_kept(cache):
+    backbone = backbones.create("lite0", layers=1, size=64)
+    run = engines.create("onnx-int8", backbone)
+    batch = int8.photographs(64, 48)[-9:]  # not those of the calibration
+    expected, got = engines.create("eager", backbone)(batch), run(batch)
+    errors = (got - expected).norm(dim=1) / expected.norm(dim=1)
+    assert 0.01 < errors.mean() < engines.INT8_TOLERANCE, "the trunk must be quantised, and well"
+    torch.testing.assert_close(run(batch[:1]), got[:1], rtol=0, atol=1e-4)
+    paths = exports(cache, backbone)
+    assert [path.name.endswith("-int8.onnx") for path in paths] == [True, False]
+    assert 3 * paths[0].stat().st_size < paths[1].stat().st_size, "weights of 8 bits"
+    written = paths[0].stat().st_mtime_ns
+    engines.create("onnx-int8", backbone)
+    assert paths[0].stat().st_mtime_ns == written
+
+
+def test_int8_that_differs_much_is_refused(vit, stub, monkeypatch):
+    monkeypatch.setattr(int8, "quantise", lambda source, target, pixels: target.write_bytes(b"bad"))
+    with pytest.raises(DissensusError, match=r"engine onnx-int8 differs from PyTorch by 1 for test_vit: use --engine"):
+        engines.create("onnx-int8", vit)
+
+
+def test_photographs_are_different_crops_and_always_the_same():
+    crops = int8.photographs(32, 6)
+    assert crops.shape == (6, 32, 32, 3)
+    assert crops.dtype == torch.uint8
+    assert len({crop.numpy().tobytes() for crop in crops}) == 6
+    assert torch.equal(crops, int8.photographs(32, 6))
+    assert int8.photographs(600, 2).shape == (2, 600, 600, 3), "larger than the photographs"
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """A compiler that runs graphs as they are and counts them."""
+    torch._dynamo.reset()
+    made = []
+
+    def compiler(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(engines, "COMPILER", compiler)
+    yield made
+    torch._dynamo.reset()
+
+
+def test_compile_compiles_once_whatever_the_batch(vit, graphs, monkeypatch):
+    monkeypatch.setattr(engines, "AT_ONCE", 9 * vit.transform.size**2)  # so that batches are split, 9 at a time
+    run, eager = (engines.create(engine, vit) for engine in ("compile", "eager"))
+    for count in (1, 2, 5, 9, 10, 20):
+        batch = pixels(vit, count, seed=count)
+        torch.testing.assert_close(run(batch), eager(batch), rtol=0, atol=1e-5)
+    assert len(graphs) == 1
+
+
+def test_a_compiler_that_fails_is_one_line(vit, monkeypatch):
+    def compiler(graph, inputs):
+        raise RuntimeError("No working C++ compiler found\nin a long trace")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(engines, "COMPILER", compiler)
+    with pytest.raises(
+        DissensusError, match=r"engine compile could not compile test_vit \(.*No working C\+\+"
+    ) as caught:
+        engines.create("compile", vit)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("install a C++ compiler such as g++, or use --engine eager")
+    torch._dynamo.reset()
+
+
+def test_a_compiler_that_computes_something_else_is_refused(vit, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(
+        engines, "COMPILER", lambda graph, inputs: lambda *given: [value + 1 for value in graph.forward(*given)]
+    )
+    with pytest.raises(DissensusError, match=r"engine compile differs from PyTorch by .* for test_vit"):
+        engines.create("compile", vit)
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_the_compiler_of_pytorch(vit):
+    trunk = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    small = dataclasses.replace(vit, trunk=trunk)
+    torch._dynamo.reset()
+    run, eager = (engines.create(engine, small) for engine in ("compile", "eager"))
+    for count in (1, 3):
+        torch.testing.assert_close(run(pixels(small, count)), eager(pixels(small, count)), rtol=0, atol=1e-4)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("eager", "onnx", True),
+        ("compile", "eager", True),
+        ("onnx-int8", "onnx-int8", True),
+        ("onnx-int8", "onnx", False),
+        ("eager", "onnx-int8", False),
+    ],
+)
+def test_features_of_int8_are_not_mixed_with_others(one, other, same):
+    assert engines.interchangeable(one, other) is same

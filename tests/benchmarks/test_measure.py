@@ -1,5 +1,6 @@
 """How sides are timed and compared."""
 
+import dataclasses
 import os
 import statistics
 from functools import partial
@@ -48,6 +49,9 @@ def test_the_ratio_is_the_median_of_paired_ratios():
         "ratio_quartiles": [1.375, 2.5],
     }
     assert result.row() == ["ab", "2.00 [1.38, 2.50]", "<= 2", "yes", "9.0 / 4.0 ms"]
+    noted = dataclasses.replace(result, note="accuracy 0.9 / 0.8")
+    assert noted.row()[-1] == "9.0 / 4.0 ms, accuracy 0.9 / 0.8"
+    assert noted.record() == {**result.record(), "note": "accuracy 0.9 / 0.8"}
 
 
 times = st.floats(min_value=1e-3, max_value=1e6)

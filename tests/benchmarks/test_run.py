@@ -20,11 +20,15 @@ ROWS = {
     "scaling": ["scaling"],
     "pairs": ["pairs"],
     "loop": ["loop-linear", "loop-mlp"],
+    "many": ["many-members", "many-pairs"],
     "peers": ["torch-uncertainty-linear", "torch-uncertainty-mlp", "torchensemble-linear"],
+    "job": ["job-torch-uncertainty", "job-torchensemble", "job-scikit-learn"],
     "memory": ["memory"],
     "shuffle": ["shuffle"],
     "extract": ["extract"],
     "engine": ["engine"],
+    "int8": ["int8"],
+    "compile": ["compile"],
     "predict": ["predict"],
     "distances": ["distances"],
     "export": ["export"],
@@ -37,7 +41,7 @@ def test_every_case_is_described_and_tested():
     assert all(case.summary for case in CASES.values())
 
 
-MARKS = {"peers": needs_peers, "memory": needs_proc}
+MARKS = {"peers": needs_peers, "job": needs_peers, "memory": needs_proc}
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=MARKS.get(name, ())) for name in ROWS])
@@ -66,6 +70,7 @@ def test_a_case_reports_what_it_measured(case, capfd):
             assert min(entry["numerator_ms"], entry["denominator_ms"]) > 0
             low, high = entry["ratio_quartiles"]
             assert 0 < low <= high
+        assert (case == "job") == ("accuracy" in entry.get("note", ""))
 
 
 def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
@@ -78,7 +83,9 @@ def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
 
 
 def test_an_unknown_case_raises_with_a_suggestion():
-    with pytest.raises(UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: distances, engine, export"):
+    with pytest.raises(
+        UnknownNameError, match=r"case 'flor': did you mean 'floor'\? known: compile, distances, engine, export"
+    ):
         run_bench(["scaling", "flor"], quick=True)
 
 

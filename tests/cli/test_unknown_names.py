@@ -42,6 +42,7 @@ def run_folder(tmp_path_factory):
         ("evaluate {run} --suite digits --aggregate greedy_soup", "aggregate", "greedy_soup", "greedy-soup"),
         ("evaluate {run} --suite digit", "suite", "digit", "digits"),
         ("calibrate {run} --id digits --score pdss", "score", "pdss", "pds"),
+        ("calibrate {run} --id {run} --engine onnx-int", "engine", "onnx-int", "onnx-int8"),
         ("report {run} --out {out}.html --score average-energy", "score", "average-energy", "average_energy"),
         ("export {run} --to onx --out {out}", "export target", "onx", "onnx"),
     ],

@@ -10,8 +10,9 @@ import torch
 from scipy import stats
 
 from dissensus import suites
-from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
+from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError, UnknownNameError
 from dissensus.detection.detector import Detector
+from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.detection.samples import resolve
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, scores
@@ -184,6 +185,51 @@ def test_another_backbone_is_refused(pictures, tmp_path):
     (copy / "run.json").write_text(json.dumps(about))
     with pytest.raises(DissensusError, match="must be the one that computed the features"):
         Detector.load(copy).predict([next((pictures / "images" / "red").iterdir())])
+
+
+@pytest.fixture
+def quantised(pictures, tmp_path):
+    """A run that says that its training features come from onnx-int8."""
+    copy = shutil.copytree(pictures / "run", tmp_path / "run")
+    about = json.loads((copy / "run.json").read_text())
+    about["data"]["backbone"]["engine"] = "onnx-int8"
+    (copy / "run.json").write_text(json.dumps(about))
+    return copy
+
+
+def test_a_run_of_int8_features_runs_in_int8(quantised, pictures):
+    assert Detector.load(quantised).members.engine == "onnx-int8"
+    with pytest.raises(DissensusError, match="got eager, the training set has onnx-int8: use --engine onnx-int8"):
+        Detector.load(quantised, engine="eager")
+    with pytest.raises(DissensusError, match="got onnx-int8, the training set has eager: use --engine eager"):
+        Detector.load(pictures / "run", engine="onnx-int8")
+    with pytest.raises(UnknownNameError, match="unknown engine 'onx'"):
+        Detector.load(pictures / "run", engine="onx")
+    with pytest.raises(RunError, match=r"ImageEnsemble runs .* in float32; .* was trained on features of onnx-int8"):
+        ImageEnsemble.load(quantised)
+    assert [Detector.load(pictures / "run", engine=name).members.engine for name in (None, "onnx")] == ["eager", "onnx"]
+
+
+def test_features_of_another_engine_are_refused_if_they_differ(quantised, pictures):
+    features = FeatureSet.open(pictures / "features")
+    with pytest.raises(DataError, match="the given set comes from eager, the training set from onnx-int8"):
+        Detector.load(quantised).predict(features)
+    x = features.rows(slice(None))
+    same = FeatureSet.from_arrays(x, provenance={**features.provenance, "engine": "onnx-int8"})
+    assert len(Detector.load(quantised).predict(same)) == len(x)
+    with pytest.raises(DataError, match="the given set comes from onnx-int8, the training set from eager"):
+        Detector.load(pictures / "run").predict(same)
+    near = FeatureSet.from_arrays(x, provenance={**features.provenance, "engine": "onnx"})
+    assert len(Detector.load(pictures / "run").predict(near)) == len(x)
+
+
+def test_training_sets_of_two_engines_are_refused(pictures):
+    features = FeatureSet.open(pictures / "features")
+    x = features.rows(slice(None))
+    other = FeatureSet.from_arrays(x, provenance={**features.provenance, "engine": "onnx-int8"})
+    ensemble = Ensemble(tails.create("linear", features.width, 2), members=3)
+    with pytest.raises(DataError, match="the disagreement set comes from onnx-int8, the training set from eager"):
+        fit(ensemble, features, "a2d", disagreement=other, epochs=1, progress=False)
 
 
 @pytest.mark.slow

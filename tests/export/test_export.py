@@ -107,6 +107,15 @@ def photos(tmp_path_factory):
 # ONNX
 
 
+@pytest.mark.slow
+def test_a_run_of_int8_features_is_not_exported_with_a_float_trunk(photos, tmp_path):
+    detector = Detector.load(photos / "run")
+    detector.members.engine = "onnx-int8"
+    with pytest.raises(DissensusError, match="the export runs the trunk in float32; this run was trained on"):
+        onnx.write(detector, tmp_path / "detector.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(301, 177), (177, 302), (96, 96)])

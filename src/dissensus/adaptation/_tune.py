@@ -21,7 +21,7 @@ from dissensus.adaptation.trials import Bench, Store, planned
 from dissensus.adaptation.tuned import Chosen, Tuned, Tuning, lines_of
 from dissensus.detection import threshold
 from dissensus.detection.detector import Detector
-from dissensus.features import FeatureSet
+from dissensus.features import FeatureSet, backbone_of
 from dissensus.functional import expressions
 from dissensus.functional.expressions import DEFAULT_SCORE
 from dissensus.images import ImageSet
@@ -196,7 +196,7 @@ def _finish(
     options.notify(f"train {candidate.name} on all {len(train):,} samples")
     fit(ensemble, train, candidate.method, candidate.options(options.seed), out=out, progress=options.progress)
     if out is None:
-        backbone = train.provenance.get("backbone")
+        backbone = backbone_of(train)
         detector = Detector(ensemble, train.classes, backbone=backbone, trained_on={"train": train.fingerprint})
     else:
         detector = Detector.load(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dissensus._core.errors import DataError, DissensusError
-from dissensus.features import FeatureSet, check_backbone
+from dissensus.features import FeatureSet, backbone_of, check_backbone
 from dissensus.functional import conformal
 
 
@@ -41,7 +41,7 @@ def check_count(count: int, total: int, share: float, false_alarms: float) -> No
 
 def check_held_out(features: FeatureSet, held_out: FeatureSet, false_alarms: float) -> None:
     """Raise now for what calibration would raise after the search."""
-    check_backbone(features.provenance.get("backbone"), held_out, "the held-out set")
+    check_backbone(backbone_of(features), held_out, "the held-out set")
     if held_out.shape != features.shape:
         raise DataError(
             f"held-out features must be like the training features, {features.shape}; got {held_out.shape}: extract "

@@ -18,7 +18,7 @@ def adapt(
     by: Literal["auto", "member", "prior", "head", "weights"] = "auto",
     train: str | None = None,
     pool: str | None = None,
-    engine: Literal["eager", "onnx"] = "eager",
+    engine: str | None = None,
     accelerator: str = "auto",
     progress: bool = True,
 ) -> None:
@@ -35,7 +35,8 @@ def adapt(
             auto, which is prior while labels are few and cross-validation with many.
         train: the features that the run was trained on, if it keeps none (it does with the score knn).
         pool: what ask was given, if the table is of features or of images in a tar.
-        engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
+        engine: how the trunk runs over images: dissensus list engines; onnx is faster on CPUs. By default eager,
+            or onnx-int8 for a run that was trained on its features.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar if stderr is a terminal.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
@@ -19,7 +18,7 @@ def ask(
     count: int = 16,
     out: str = "questions.csv",
     sheet: str | None = None,
-    engine: Literal["eager", "onnx"] = "eager",
+    engine: str | None = None,
     accelerator: str = "auto",
     progress: bool = True,
 ) -> None:
@@ -34,7 +33,8 @@ def ask(
         count: how many samples to ask about.
         out: the table to write, .csv; one that is filled in is not overwritten.
         sheet: the page to write, .html; by default beside the table.
-        engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
+        engine: how the trunk runs over images: dissensus list engines; onnx is faster on CPUs. By default eager,
+            or onnx-int8 for a run that was trained on its features.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar if stderr is a terminal.
     """

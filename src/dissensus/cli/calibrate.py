@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from typing import Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus.cli.command import Share, command, say
@@ -21,7 +20,7 @@ def calibrate(
     false_alarms: Share = Share(0.05),
     score: list[str] | None = None,
     by_class: bool = False,
-    engine: Literal["eager", "onnx"] = "eager",
+    engine: str | None = None,
     accelerator: str = "auto",
     progress: bool = True,
 ) -> None:
@@ -41,7 +40,8 @@ def calibrate(
             like: mahalanobis+pds, 2*mahalanobis+pds. By default a combination, if the run has fitted scores and there
             are samples enough for a combination; else gaussian, else pds.
         by_class: set one threshold per predicted class, so that the rate holds within each.
-        engine: how the trunk runs over images: eager PyTorch, or onnx, which is faster on CPUs.
+        engine: how the trunk runs over images: dissensus list engines; onnx is faster on CPUs. By default eager,
+            or onnx-int8 for a run that was trained on its features.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar if stderr is a terminal.
     """

@@ -25,7 +25,7 @@ def predict(
     false_alarms: Share | None = None,
     batch_size: int = 64,
     workers: int | None = None,
-    engine: Literal["eager", "onnx"] = "eager",
+    engine: str | None = None,
     accelerator: str = "auto",
     on: Literal["local", "ray"] = "local",
     part: PartOf | None = None,
@@ -46,7 +46,8 @@ def predict(
         false_alarms: share of ID samples that may be called out, instead of the calibrated one.
         batch_size: images per batch; each worker prefetches two batches.
         workers: processes that read images; by default one per core, at most 8; 0 for paths that arrive slowly.
-        engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
+        engine: how the trunk runs: dissensus list engines; onnx is faster on CPUs. By default eager, or onnx-int8 for a
+            run that was trained on its features.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         on: local, or ray for the Ray cluster at RAY_ADDRESS; its nodes must all reach RUN, the images and OUT.
         part: predict only the K-th of N parts, counted from 1, for job arrays; dissensus merge joins them.

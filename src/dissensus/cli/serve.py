@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
@@ -20,7 +18,7 @@ def serve(
     examples: str | None = None,
     train: str | None = None,
     images: str | None = None,
-    engine: Literal["eager", "onnx"] = "eager",
+    engine: str | None = None,
     accelerator: str = "auto",
 ) -> None:
     """Serve a run on this machine: a page to drop images on, and a JSON API.
@@ -35,7 +33,8 @@ def serve(
         examples: a folder of images to click; by default some that the run was evaluated on.
         train: the training features, to show the nearest training images of a run without the fitted score knn.
         images: the training images, to show the nearest ones with their names.
-        engine: how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs.
+        engine: how the trunk runs: dissensus list engines; onnx is faster on CPUs. By default eager, or onnx-int8 for a
+            run that was trained on its features.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
     """
     from dissensus.cli import inputs

@@ -41,7 +41,8 @@ class Detector:
         backbone: The backbone of the training features, or its description, from which it is created when the first
             image is given. Without one the detector takes features only.
         aggregate: How labels and confidences follow from the members' logits; a name in `AGGREGATES`.
-        engine: How the trunk runs: "eager", or "onnx", which is faster on CPUs.
+        engine: How the trunk runs, a name in `engines.ENGINES`; "onnx" is faster on CPUs. By default "eager", or
+            "onnx-int8" if the training features come from it, which no other engine can then replace.
         threshold: The calibration.
         trained_on: Fingerprints of the training features ("train") and images ("images").
 
@@ -56,7 +57,7 @@ class Detector:
         *,
         backbone: Backbone | Mapping[str, Any] | None = None,
         aggregate: str = "prediction",
-        engine: str = "eager",
+        engine: str | None = None,
         threshold: Threshold | None = None,
         trained_on: Mapping[str, Any] | None = None,
     ) -> None:
@@ -69,7 +70,7 @@ class Detector:
 
     @classmethod
     def load(
-        cls, run: PathLike, *, calibrated: bool = True, engine: str = "eager", device: torch.device | str = "cpu"
+        cls, run: PathLike, *, calibrated: bool = True, engine: str | None = None, device: torch.device | str = "cpu"
     ) -> Detector:
         """Load the detector of a run folder.
 

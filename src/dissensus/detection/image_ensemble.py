@@ -7,7 +7,7 @@ import os
 from torch import Tensor, nn
 
 from dissensus._core.errors import RunError
-from dissensus.backbones import Backbone
+from dissensus.backbones import Backbone, engines
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.detector import Detector
 from dissensus.models.ensemble import Ensemble
@@ -44,13 +44,19 @@ class ImageEnsemble(nn.Module):
         """Load the ensemble of a run folder, on the backbone that its training features came from.
 
         Raises:
-            RunError: If there is no finished run, or it was trained on features that name no backbone.
+            RunError: If there is no finished run, or it was trained on features that name no backbone or that
+                come from the engine onnx-int8.
         """
         detector = Detector.load(run, calibrated=False)
         if detector.backbone_info is None:
             raise RunError(
                 f"images need a trunk; {run} was trained on features that name none: extract them with "
                 "dissensus extract, or join the two with ImageEnsemble(backbone, ensemble)"
+            )
+        if (engine := detector.members.engine) in engines.APPROXIMATE:
+            raise RunError(
+                f"ImageEnsemble runs the trunk in float32; {run} was trained on features of {engine}, which differ: "
+                "use Detector, or extract with another engine and train again"
             )
         return cls(detector.backbone, detector.ensemble, detector.classes)
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
-from dissensus.backbones import Backbone
+from dissensus.backbones import Backbone, engines
 from dissensus.detection.samples import Resolved
 from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet, check_backbone
@@ -37,9 +37,12 @@ class Outputs(NamedTuple):
 class Members:
     """An ensemble and, for images, the backbone of its training features; arguments as for `Detector`."""
 
-    def __init__(self, ensemble: Ensemble, backbone: Backbone | Mapping[str, Any] | None, engine: str) -> None:
-        self.ensemble, self.engine = ensemble.eval(), engine
+    def __init__(
+        self, ensemble: Ensemble, backbone: Backbone | Mapping[str, Any] | None, engine: str | None = None
+    ) -> None:
+        self.ensemble = ensemble.eval()
         self.backbone_info = backbone.describe() if isinstance(backbone, Backbone) else backbone
+        self.engine = _engine(engine, str((self.backbone_info or {}).get("engine", "eager")))
         if isinstance(backbone, Backbone):
             self.backbone = backbone
 
@@ -114,7 +117,8 @@ class Members:
                 bar.update(len(batch.names))
         if not readable:
             raise DataError(f"at least one image must be readable; none of {start:,} is: check the paths")
-        return FeatureSet.from_arrays(torch.cat(parts), provenance={"backbone": self.backbone_info}), readable
+        provenance = {"backbone": self.backbone_info, "engine": self.engine}
+        return FeatureSet.from_arrays(torch.cat(parts), provenance=provenance), readable
 
     def _rows(self, features: FeatureSet) -> Iterator[Tensor]:
         check_backbone(self.backbone_info, features, "the given set")
@@ -126,3 +130,16 @@ class Members:
     def _encode(self, images: Any) -> Iterator[Tensor]:
         with self.encoder.stream(images, batch_size=BATCH, strict=True) as batches:
             yield from (features for _, features in batches)
+
+
+def _engine(engine: str | None, trained: str) -> str:
+    """The engine to run: eager by default, or that of the training features if no other gives the same features."""
+    if engine is None:
+        return trained if trained in engines.APPROXIMATE else "eager"
+    engines.ENGINES.check(engine)
+    if not engines.interchangeable(engine, trained):
+        raise DissensusError(
+            f"features must come from one engine, since those of onnx-int8 differ; got {engine}, the training set has "
+            f"{trained}: use --engine {trained}, or extract and train again"
+        )
+    return engine

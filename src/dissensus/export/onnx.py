@@ -49,6 +49,11 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     check_file(out, ".onnx", _is_export)
     images = detector.backbone_info is not None if images is None else images
     detector.to("cpu")
+    if images and (engine := detector.members.engine) in engines.APPROXIMATE:
+        raise DissensusError(
+            f"the export runs the trunk in float32; this run was trained on features of {engine}, which differ: use "
+            "--input features, or extract with --engine onnx and train again"
+        )
     samples = _samples(detector, images=images)
     graph = Graph(detector, images=images)
     with assembling(out) as path:

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from dissensus._core import documents
 from dissensus._core.documents import Part
 from dissensus._core.errors import DataError
-from dissensus.backbones import BackboneDescription
+from dissensus.backbones import BackboneDescription, engines
 
 if TYPE_CHECKING:
     from dissensus.features.featureset import FeatureSet
@@ -51,19 +51,35 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
         raise DataError(f"provenance must be plain JSON; {error}: correct the value") from error
 
 
+def backbone_of(features: FeatureSet) -> dict[str, Any] | None:
+    """Return the backbone that features name, with the engine that ran it; None if they name none."""
+    backbone = features.provenance.get("backbone")
+    return None if backbone is None else {**backbone, "engine": _engine(features)}
+
+
 def check_backbone(expected: Mapping[str, Any] | None, features: FeatureSet, name: str) -> None:
-    """Raise if features come from another trunk than expected, where both are known.
+    """Raise if features come from another trunk than expected, or from an engine whose features differ.
+
+    What is not known is not compared.
 
     Args:
-        expected: The description of a backbone.
+        expected: The description of a backbone, with the engine if that is to be compared.
         features: The features.
         name: What the error calls the features.
 
     Raises:
-        DataError: If the fingerprints of the backbones differ.
+        DataError: If the fingerprints of the backbones differ, or the engines are not interchangeable.
     """
     backbone = features.provenance.get("backbone")
-    if expected is None or backbone is None or backbone["fingerprint"] == expected["fingerprint"]:
+    if expected is None or backbone is None:
+        return
+    if backbone["fingerprint"] == expected["fingerprint"]:
+        engine = _engine(features)
+        if not engines.interchangeable(engine, expected.get("engine", engine)):
+            raise DataError(
+                f"features must come from one engine, since those of onnx-int8 differ; {name} comes from {engine}, the "
+                f"training set from {expected['engine']}: extract both with the same engine"
+            )
         return
     keys = ("name", "layers", "size", "crop", "weights")
     key = next((key for key in keys if backbone.get(key) != expected.get(key)), "fingerprint")
@@ -71,6 +87,10 @@ def check_backbone(expected: Mapping[str, Any] | None, features: FeatureSet, nam
         f"features must come from one backbone; {name} has {key} {str(backbone.get(key))[:40]}, the training set "
         f"{str(expected.get(key))[:40]}: extract both with the same backbone"
     )
+
+
+def _engine(features: FeatureSet) -> str:
+    return str(features.provenance.get("engine", "eager"))
 
 
 def passes_of(provenance: Mapping[str, Any], rows: int) -> int:

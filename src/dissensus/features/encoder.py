@@ -31,7 +31,7 @@ class Encoder:
 
     Args:
         backbone: The backbone whose trunk to run.
-        engine: "eager", or "onnx", which is faster on CPUs.
+        engine: A name in `engines.ENGINES`: "eager", or "onnx", which is faster on CPUs, ...
         device: Where the trunk runs.
 
     Raises:

@@ -28,7 +28,10 @@ class ExtractOptions:
     workers: int | None = option(
         None, "processes that read images; by default one per core, at most 8; 0: only this process", AT_LEAST_0
     )
-    engine: str = option("eager", "how the trunk runs: eager PyTorch, or onnx, which is faster on CPUs")
+    engine: str = option(
+        "eager",
+        "how the trunk runs: dissensus list engines; onnx is faster on CPUs",
+    )
     dtype: Literal["float16", "float32"] = option("float16", "type of the features on disk")
     shard_images: int = option(4096, "images per shard; a kill costs at most the shard in progress", AT_LEAST_1)
     max_bad: float = option(

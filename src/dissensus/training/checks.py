@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dissensus._core.errors import DataError
-from dissensus.features import FeatureSet, check_backbone
+from dissensus.features import FeatureSet, backbone_of, check_backbone
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.methods import METHODS
 from dissensus.training.options import Settings
@@ -44,7 +44,7 @@ def check_data(ensemble: Ensemble, train: FeatureSet, disagreement: FeatureSet |
     if disagreement is not None and not recipe.accepts_set:
         raise DataError(f"{settings.method} takes no disagreement set; leave it out, or use a2d, divdis or SED")
     if disagreement is not None:
-        check_backbone(train.provenance.get("backbone"), disagreement, "the disagreement set")
+        check_backbone(backbone_of(train), disagreement, "the disagreement set")
     if disagreement is not None and disagreement.shape != train.shape:
         raise DataError(
             f"the disagreement set must have the training set's features, {_shape(train)}; got {_shape(disagreement)}: "
