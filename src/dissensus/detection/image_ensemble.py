@@ -11,6 +11,7 @@ from dissensus.backbones import Backbone
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.detector import Detector
 from dissensus.models.ensemble import Ensemble
+from dissensus.training.run import Run
 
 
 class ImageEnsemble(nn.Module):
@@ -46,6 +47,7 @@ class ImageEnsemble(nn.Module):
         Raises:
             RunError: If there is no finished run, or it was trained on features that name no backbone.
         """
+        Run.open(run).check_single("ImageEnsemble takes one backbone")
         detector = Detector.load(run, calibrated=False)
         if detector.backbone_info is None:
             raise RunError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet
+from dissensus.features.joined import Features, JoinedFeatures, open_features, several
 from dissensus.features.store import Store
 from dissensus.functional import arrays
 from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, walk
@@ -23,8 +24,8 @@ PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
 Picture = Image.Image | Array | Tensor
 Many: TypeAlias = "pd.DataFrame | pd.Series[str] | Sequence[PathLike] | Sequence[Picture]"
-Samples: TypeAlias = "FeatureSet | ImageSet | PathLike | Picture | Many"
-"""What a detector takes: see `Detector.predict`."""
+Samples: TypeAlias = "Features | ImageSet | PathLike | Picture | Many"
+"""What a detector takes: see `Detector.predict`. A list of `FeatureSet`s is one of the same samples per backbone."""
 
 KINDS = (
     "samples must be a path, an image, an array, a DataFrame, a FeatureSet, an ImageSet, or a list of paths or images"
@@ -34,13 +35,13 @@ KINDS = (
 class Resolved(NamedTuple):
     """Samples in one of the forms that are run, and their names; without names they are numbered."""
 
-    source: FeatureSet | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
+    source: Features | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
     names: tuple[str, ...] = ()
 
 
 def resolve(samples: Samples) -> Resolved:
     """Return samples of any form as features or images; raise if a detector does not take them, or there are none."""
-    if isinstance(samples, FeatureSet):
+    if isinstance(samples, FeatureSet | JoinedFeatures):
         return Resolved(samples)
     if isinstance(samples, ImageSet):
         return Resolved(samples, samples.names)
@@ -59,14 +60,14 @@ def resolve(samples: Samples) -> Resolved:
     raise DataError(f"{KINDS}; got {empty}{type(samples).__name__}")
 
 
-def stream_of(samples: Samples | Iterable[PathLike]) -> FeatureSet | ImageSet | Iterator[str]:
+def stream_of(samples: Samples | Iterable[PathLike]) -> Features | ImageSet | Iterator[str]:
     """Return what `Detector.stream` runs on: features, a set of images, or an iterator of any number of paths."""
-    if isinstance(samples, FeatureSet | ImageSet):
+    if isinstance(samples, FeatureSet | JoinedFeatures | ImageSet):
         return samples
     if isinstance(samples, str | os.PathLike):
         path = os.fspath(samples)
         if is_features(path):
-            return FeatureSet.open(path)
+            return open_features(path)
         return ImageSet.find(path, unlabelled=True) if is_listing(path) else walk([path])
     if isinstance(samples, Iterable) and not isinstance(samples, Image.Image | Tensor | np.ndarray | pd.DataFrame):
         return walk(map(_checked_path, samples))
@@ -84,7 +85,9 @@ def _not_streamed(value: object) -> DataError:
 
 
 def is_features(path: str) -> bool:
-    """Whether a path names features: a feature folder or an .npz file."""
+    """Whether a path names features: a feature folder or an .npz file, or several with commas between them."""
+    if places := several(path):
+        return all(map(is_features, places))
     return path.endswith(".npz") or (os.path.isdir(path) and Store(Path(path)).finished)
 
 
@@ -95,7 +98,7 @@ def is_listing(path: str) -> bool:
 
 def _from_path(path: str) -> Resolved:
     if is_features(path):
-        return Resolved(FeatureSet.open(path))
+        return Resolved(open_features(path))
     if not os.path.exists(path):
         raise DataError(f"samples must exist; there is no file or folder {path}: check the path")
     folder = os.path.isdir(path)
@@ -136,6 +139,8 @@ def _from_list(items: Sequence[Any]) -> Resolved:
         if not paths:
             raise DataError(f"folders must hold images; {', '.join(map(str, items))[:200]} hold none: check the paths")
         return Resolved(paths, tuple(paths))
+    if all(isinstance(item, FeatureSet) for item in items):
+        return Resolved(JoinedFeatures(items))
     pictures = [arrays.to_numpy(item) if isinstance(item, Tensor) else item for item in items]
     if all(isinstance(item, Image.Image) or _is_image(item) for item in pictures):
         return Resolved(pictures)

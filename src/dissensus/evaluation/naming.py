@@ -40,7 +40,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         rates = default_rates(Task(0, tail.get("name"), tail.get("features")))  # they follow from backbone and tail
         plain |= {name: "default" for name, rate in rates.items() if plain.get(name) == rate}
     if isinstance(backbone := settings.get("backbone"), dict):
-        plain["backbone"] = "-".join(str(backbone.get(k, "")) for k in ("name", "layers", "size"))
+        plain["backbone"] = "-".join(str(backbone[k]) for k in ("name", "layers", "size") if k in backbone)
     return plain
 
 
