@@ -71,7 +71,7 @@ def run_joined_job(
         notify: Called with one line about the false alarms of each run.
 
     Returns:
-        The frame of `evaluate`, with a row for the joined run and one for each part; in processes other than the
+        The frame of `evaluate`, with a row for each part and one for the joined run; in processes other than the
         first, an empty one.
     """
     check_free(folder, list(job.parts))
@@ -87,7 +87,7 @@ def run_joined_job(
     run = join(list(places.values()), folder, shapes=[own.train.shape for own, _ in job.parts.values()])
     say = partial(_say, notify, f"{' + '.join(job.parts)}, {job.method}: ")
     frame = measure_run(run, Ensemble.load(run.ensemble_folder), suite, progress=progress, notify=say)
-    return pd.concat([frame.assign(row=job.method), *frames], ignore_index=True)
+    return pd.concat([*frames, frame.assign(row=f"{job.method} joined")], ignore_index=True)
 
 
 def folder_name(part: str) -> str:

@@ -142,6 +142,11 @@ class JoinedEnsemble(Ensemble):
                 f"{source} has rows of shape {tuple(shape)}: {remedy}"
             )
 
+    @property
+    def tail(self) -> nn.Module:  # type: ignore[override]
+        """Raise: every part has its own tail."""
+        self._refuse()
+
     def stacked(self) -> dict[str, Tensor]:
         """Raise: members on several backbones have no weights in common."""
         self._refuse()
