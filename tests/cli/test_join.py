@@ -58,11 +58,9 @@ def test_run_joins_the_backbones_of_every_method(home):
     assert {name: folder.name for name, folder in joined.parts.items()} == {name: name for name in NAMES}
     assert joined.settings["members"] == 4
     frame = pd.read_csv(home / "results.csv")
-    assert list(frame["row"].unique()) == [
-        "deep-ensemble on test_vit", "deep-ensemble on test_efficientnet", "deep-ensemble joined"
-    ]  # fmt: skip
-    members = frame.groupby("row")["members"].first()
-    assert members.to_dict() == {row: 4 if row.endswith("joined") else 2 for row in members.index}
+    members = frame.groupby("run", sort=False)["members"].first().to_dict()
+    parts = {f"deep-ensemble/parts/{name}": 2 for name in NAMES}
+    assert list(members.items()) == [*parts.items(), ("deep-ensemble", 4)]
     detector = Detector.load(home / "deep-ensemble")
     assert detector.threshold.false_alarms == 0.05
     assert len(detector.threshold.references) == 5
@@ -147,7 +145,7 @@ def test_join_is_what_run_does(home, photos, tmp_path, capsys):
         (["test_vit", "test_vit"], "must differ in name or layers; got test_vit twice: name each once"),
         (["test_vit:1", "test_vit:1"], "must differ in name or layers; got test_vit twice"),
         (["test_vit:3", "test_vit"], "layers after a colon must be 1 or 2; got --backbone test_vit:3"),
-        (["test_vit", "test_vitt"], "test_vitt"),
+        (["test_vit", "test_vitt"], "unknown backbone 'test_vitt': did you mean 'test_vit'"),
     ],
 )
 def test_backbones_that_cannot_be_joined(backbones, words, photos, tmp_path, capsys):
@@ -180,14 +178,19 @@ def _last(outcome) -> str:
     return err.splitlines()[-1]
 
 
-def test_layers_of_one_backbone(photos, tmp_path, capsys):
+def test_a_backbone_that_cannot_be_cut_twice(photos, tmp_path, capsys):
     command = ["run", "--root", photos, "--backbone", "test_resnet:1", "test_resnet:2", *QUICK, "--out", tmp_path]
+    assert "must differ in name or layers; got test_resnet:1 2 times" in _last(run(capsys, *command))
+
+
+def test_layers_of_one_backbone(photos, tmp_path, capsys):
+    command = ["run", "--root", photos, "--backbone", "test_vit:1", "test_vit:2", *QUICK, "--out", tmp_path]
     code, _, err = run(capsys, *command)
     assert code == 0, err
     joined = Run.open(tmp_path / "deep-ensemble")
-    assert list(joined.parts) == ["test_resnet:1", "test_resnet:2"]
-    assert [folder.name for folder in joined.parts.values()] == ["test_resnet-1", "test_resnet-2"]
-    assert len(Detector.load(joined.folder).predict(photos / "ood")) == 5, "maps and vectors side by side"
+    assert list(joined.parts) == ["test_vit:1", "test_vit:2"]
+    assert [folder.name for folder in joined.parts.values()] == ["test_vit-1", "test_vit-2"]
+    assert len(Detector.load(joined.folder).predict(photos / "ood")) == 5, "tokens and vectors side by side"
 
 
 def test_a_kill_in_the_second_extraction_keeps_the_first(photos, tmp_path, capsys, monkeypatch):

@@ -72,6 +72,7 @@ def run(
     """
     from dissensus import report, suites
     from dissensus._core.files import check_output
+    from dissensus.backbones.weights import config_of
     from dissensus.cli import inputs
     from dissensus.evaluation.suite import join_suites
     from dissensus.experiments import pipeline, runner
@@ -101,6 +102,8 @@ def run(
         raise DissensusError(
             f"{AUTO} chooses for one backbone; got {len(trunks)}: name methods, or run each and join them"
         )
+    for choice in trunks if len(trunks) > 1 else ():
+        config_of(choice["backbone"])  # an unknown one raises now, not after the others were extracted
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):

@@ -23,7 +23,7 @@ from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, walk
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
 Picture = Image.Image | Array | Tensor
-Many: TypeAlias = "pd.DataFrame | pd.Series[str] | Sequence[PathLike] | Sequence[Picture]"
+Many: TypeAlias = "pd.DataFrame | pd.Series[str] | Sequence[PathLike] | Sequence[Picture] | Sequence[FeatureSet]"
 Samples: TypeAlias = "Features | ImageSet | PathLike | Picture | Many"
 """What a detector takes: see `Detector.predict`. A list of `FeatureSet`s is one of the same samples per backbone."""
 

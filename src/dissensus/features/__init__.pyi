@@ -1,5 +1,6 @@
 from ._extract import extract as extract
 from ._provenance import check_backbone as check_backbone
 from .featureset import FeatureSet as FeatureSet
+from .joined import JoinedFeatures as JoinedFeatures
 from .options import ExtractOptions as ExtractOptions
 from .writer import FeatureWriter as FeatureWriter
