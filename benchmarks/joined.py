@@ -24,6 +24,7 @@ from dissensus.models.joined import JoinedEnsemble
 from dissensus.training import fit, new_ensemble
 
 SEEDS = 3
+FITTED = ("mahalanobis", "feature_norm", "gaussian", "knn")
 SCORES = {"nearest neighbours": "knn", "default score": None}
 COLUMNS = ("accuracy %", "AUROC", "worst AUROC", "caught at 5% %", "false alarms %")
 
@@ -36,12 +37,14 @@ def split(features: FeatureSet, seed: int) -> tuple[FeatureSet, FeatureSet, Feat
     return train, *rest.split(0.5, seed)
 
 
-def detectors(train: Sets, names: Sequence[str], method: str, seed: int) -> Iterator[tuple[str, Detector, list[int]]]:
+def detectors(
+    train: Sets, names: Sequence[str], method: str, epochs: int | None, seed: int
+) -> Iterator[tuple[str, Detector, list[int]]]:
     """Name, detector and the backbones it takes features of: each backbone alone, then all."""
     ensembles: dict[str, Ensemble] = {}
     for name, features in zip(names, train, strict=True):
         ensembles[name] = new_ensemble(features, 5, seed=seed)
-        fit(ensembles[name], features, method, seed=seed, progress=False)
+        fit(ensembles[name], features, method, epochs=epochs, seed=seed, scores=FITTED, progress=False)
         yield name, Detector(ensembles[name], features.classes), [len(ensembles) - 1]
     shapes = {name: features.shape for name, features in zip(names, train, strict=True)}
     joined = JoinedEnsemble(ensembles, shapes)
@@ -53,8 +56,9 @@ def measure(detector: Detector, held_out: Sets, test: Sets, ood: Sequence[Sets],
     detector.calibrate(_one(held_out), 0.05, score)
     inside = detector.predict(_one(test))
     outside = [detector.predict(_one(sets)) for sets in ood]
-    assert inside.out is not None
     labels = test[0].labels
+    assert inside.out is not None
+    assert labels is not None
     aurocs = [metrics.detection(inside.score, verdicts.score)["auroc"] for verdicts in outside]
     caught = [float(verdicts.out.double().mean()) for verdicts in outside if verdicts.out is not None]
     accuracy = float((inside.label == labels).double().mean())
@@ -73,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--id", required=True, help="the name of the id set")
     parser.add_argument("--ood", nargs="+", required=True, help="the names of the OOD sets")
     parser.add_argument("--method", default="sed-a2d")
+    parser.add_argument("--epochs", type=int, help="instead of as many as members need to converge")
     options = parser.parse_args(argv)
     names = [folder.name for folder in options.on]
     inside = [FeatureSet.open(folder / options.id) for folder in options.on]
@@ -80,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     values: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for seed in range(SEEDS):
         train, held_out, test = (list(sets) for sets in zip(*(split(each, seed) for each in inside), strict=True))
-        for name, detector, places in detectors(train, names, options.method, seed):
+        for name, detector, places in detectors(train, names, options.method, options.epochs, seed):
             own = [[sets[place] for place in places] for sets in (held_out, test, *ood)]
             for kind, score in SCORES.items():
                 values[name, kind].append(measure(detector, own[0], own[1], own[2:], score))
