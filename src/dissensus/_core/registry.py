@@ -27,8 +27,13 @@ class Registry(dict[str, T]):
         super().__init__(entries or {})
         self.kind = kind
         self.prefixes: dict[str, Callable[[str], T]] = {}
+        self.marks: dict[str, Callable[[str, str], T]] = {}
 
     def __missing__(self, name: str) -> T:
+        for mark, find in self.marks.items():
+            before, found, after = str(name).partition(mark)
+            if before and found and after:
+                return find(before, after)
         for prefix, resolve in self.prefixes.items():
             if str(name).startswith(prefix):
                 return resolve(name.removeprefix(prefix))
@@ -48,6 +53,10 @@ class Registry(dict[str, T]):
         """Let `resolve` find the entries whose names begin with `prefix`, given the rest; they are not listed."""
         self.prefixes[prefix] = resolve
 
+    def add_mark(self, mark: str, find: Callable[[str, str], T]) -> None:
+        """Let `find` resolve the names that hold `mark`, given what is before and after it; they are not listed."""
+        self.marks[mark] = find
+
     def check(self, *names: str) -> None:
         """Raise `UnknownNameError` if one of these names is unknown."""
         for name in names:
@@ -57,4 +66,5 @@ class Registry(dict[str, T]):
         """A shallow copy, as of a dictionary."""
         copied = Registry(self.kind, self)
         copied.prefixes.update(self.prefixes)
+        copied.marks.update(self.marks)
         return copied

@@ -48,6 +48,7 @@ def adapt(
     from dissensus.training.run import Run
 
     opened = Run.open(run)
+    opened.check_single("adapt takes one backbone")
     runs.check_out(opened, place(out))
     before = runs.read(opened)
     trained = None if train is None else inputs.find_features(train)[0]

@@ -49,10 +49,12 @@ def ask(
     from dissensus.detection.detector import Detector
     from dissensus.features import FeatureSet, check_backbone
     from dissensus.features.extraction import one_line
+    from dissensus.training.run import Run
 
     table = place(out)
     page = table.with_suffix(".html") if sheet is None else place(sheet)
     _check(table, page)
+    Run.open(run).check_single("ask takes one backbone")
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
     check(detector.ensemble, count)  # before the trunk runs over the pool

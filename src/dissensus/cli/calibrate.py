@@ -31,14 +31,16 @@ def calibrate(
 
     Args:
         run: a run folder that train, run or demo wrote.
-        id: ID samples that were not trained on: a feature folder, an .npz file, or images as for extract.
+        id: ID samples that were not trained on: images as for extract, a feature folder or an .npz file; for a joined
+            run features of every backbone, with commas between them.
         suite: the held-out set of a suite, instead of --id: dissensus list suites.
         root: the folder that holds a suite's images.
         features: the folder for a suite's features; by default the user's cache.
         false_alarms: share of ID samples that may be called out, such as 5% or 0.05.
         score: the score to calibrate: dissensus list scores. Several are combined as p-values, with weights if you
-            like: mahalanobis+pds, 2*mahalanobis+pds. By default a combination, if the run has fitted scores and there
-            are samples enough for a combination; else gaussian, else pds.
+            like: mahalanobis+pds, 2*mahalanobis+pds; of a joined run also on one backbone, mahalanobis@lite0. By
+            default a combination, if the run has fitted scores and there are samples enough for a combination; else
+            gaussian, else pds.
         by_class: set one threshold per predicted class, so that the rate holds within each.
         engine: how the trunk runs over images: dissensus list engines; onnx is faster on CPUs. By default eager,
             or onnx-int8 for a run that was trained on its features.

@@ -44,7 +44,8 @@ def evaluate_runs(
         suite: a suite of data sets to evaluate on: dissensus list suites; what is not extracted yet will be.
         root: for a suite of images, the folder that holds them.
         features: where that suite's features are kept, such as OUT/features of dissensus run; by default the cache.
-        id: instead of a suite, the in-distribution test features (a folder or .npz).
+        id: instead of a suite, the in-distribution test features (a folder or .npz); for a joined run those of every
+            backbone, with commas between them.
         shift: shifted sets with the same labels, each as NAME=FEATURES.
         ood: sets with other labels, each as NAME=FEATURES.
         groups: sets with groups, each as NAME=FEATURES.

@@ -18,12 +18,14 @@ from dissensus._core.errors import DataError, DissensusError, UnknownNameError
 from dissensus._core.places import is_url, place
 from dissensus.adaptation import questionnaire
 from dissensus.backbones import Backbone
+from dissensus.backbones.joined import parts_of
 from dissensus.cli.command import say
 from dissensus.cli.options import DeviceOptions
 from dissensus.detection.members import Members
 from dissensus.detection.samples import is_features
-from dissensus.evaluation.suite import Role, Suite, SuiteSet
+from dissensus.evaluation.suite import Role, Suite, SuiteSet, join_suites
 from dissensus.features import FeatureSet, check_backbone
+from dissensus.features.joined import open_features, several
 from dissensus.features.store import Store
 from dissensus.images import ImageSet, ImageStream, walk
 from dissensus.training.methods import METHODS
@@ -92,14 +94,14 @@ def check_takes_set(methods: Sequence[str], disagreement: str | None) -> None:
 def load_suite(
     name: str, run: Run, root: str | None, features: str | None, load: Callable[..., Suite] = suites.load
 ) -> Suite:
-    """Load a suite through the backbone of a run, split as in its training.
+    """Load a suite through the backbone of a run, or those of a joined run, split as in its training.
 
     Splits depend on the seed: with another one, the test and held-out sets would have training images of the run. A
     suite that the run was not trained on is loaded with seed 0.
     """
     options = suite_options(run, name, root, features)
     for seed in dict.fromkeys([run.settings["seed"], 0]):
-        suite = load(name, seed=seed, **options)
+        suite = join_suites([load(name, seed=seed, **each) for each in options])
         if (suite.train.images or suite.train.fingerprint) in (run.settings["images"], run.settings["train"]):
             break
     return suite
@@ -124,14 +126,14 @@ def find_sets(
     if (suite is None) == (inside is None):
         got = "neither" if suite is None else "both"
         raise DissensusError(f"evaluate needs either --suite NAME or --id FEATURES; got {got}")
-    kept = None if held_out is None else find_features(held_out)[0]
+    kept = None if held_out is None else _find_test_features(held_out)
     if suite is not None:
         given = ", ".join(f"--{role}" for role, entries in others.items() if entries)
         if given:
             raise DissensusError(f"a suite has its own sets; got --suite with {given}: use --id with those")
         loaded = load(suite)
         return list(loaded.sets), kept or loaded.held_out
-    sets = [SuiteSet("id", "id", find_features(cast(str, inside))[0])]
+    sets = [SuiteSet("id", "id", _find_test_features(cast(str, inside)))]
     for role, entries in others.items():
         for entry in entries or []:
             name, separator, where = entry.partition("=")
@@ -139,8 +141,13 @@ def find_sets(
                 raise DissensusError(
                     f"--{role} takes NAME=FEATURES; got {entry!r}: write --{role} NAME={where or name}"
                 )
-            sets.append(SuiteSet(name, role, find_features(where)[0]))
+            sets.append(SuiteSet(name, role, _find_test_features(where)))
     return sets, kept
+
+
+def _find_test_features(where: str) -> FeatureSet:
+    """Return the features that the user named; of several backbones, with commas between them."""
+    return cast(FeatureSet, open_features(where)) if several(where) else find_features(where)[0]
 
 
 def find_pool(where: str) -> FeatureSet | ImageSet:
@@ -205,15 +212,22 @@ def pairs(flag: str, entries: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def suite_options(run: Run, suite: str | None, root: str | None, features: str | None) -> dict[str, Any]:
-    """Return the options to load a suite that a run can be evaluated on: through its backbone."""
+def suite_options(run: Run, suite: str | None, root: str | None, features: str | None) -> list[dict[str, Any]]:
+    """Return the options to load a suite that a run can be evaluated on, once for each of its backbones."""
+    about = run.settings.get("backbone")
+    each: list[Mapping[str, Any] | None] = [*parts_of(about)] or [about]
+    return [_suite_options(one, suite, root, features) for one in each]
+
+
+def _suite_options(
+    about: Mapping[str, Any] | None, suite: str | None, root: str | None, features: str | None
+) -> dict[str, Any]:
     asked = {"root": root, "features": features}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if options and suite is None:
         raise DissensusError(
             f"--root and --features are about a suite; got {', '.join(options)} without --suite: add it"
         )
-    about = run.settings.get("backbone")
     if suite == "digits" and about is None:
         return {**options, "backbone": "pixels"}
     accepted = () if suite is None else suites.accepted_options(suite)

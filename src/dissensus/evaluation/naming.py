@@ -39,8 +39,12 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         plain |= {"tail": tail.get("name"), "norm": tail.get("norm")}
         rates = default_rates(Task(0, tail.get("name"), tail.get("features")))  # they follow from backbone and tail
         plain |= {name: "default" for name, rate in rates.items() if plain.get(name) == rate}
-    if isinstance(backbone := settings.get("backbone"), dict):
-        plain["backbone"] = "-".join(str(backbone.get(k, "")) for k in ("name", "layers", "size"))
+    if isinstance(backbone := settings.get("backbone"), dict) and "joined" in backbone:
+        for name in ("tail", "members"):  # of one of several
+            plain.pop(name, None)
+        plain |= {"lr": "default", "weight_decay": "default"}
+    if isinstance(backbone, dict):
+        plain["backbone"] = "-".join(str(backbone[k]) for k in ("name", "layers", "size") if k in backbone)
     return plain
 
 

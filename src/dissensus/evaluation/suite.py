@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
+from dissensus._core.errors import DataError
 from dissensus.features import FeatureSet
+from dissensus.features.joined import JoinedFeatures
 from dissensus.images import ImageSet
 
 Role = Literal["id", "shift", "ood", "groups"]
@@ -63,3 +66,32 @@ class Suite:
     def disagree_on(self) -> FeatureSet | None:
         """What a2d and divdis disagree on: `disagreement`, else `pool`."""
         return self.pool if self.disagreement is None else self.disagreement
+
+
+def join_suites(suites: Sequence[Suite]) -> Suite:
+    """Return one suite of the same images through several backbones, whose sets are `JoinedFeatures`; one as it is.
+
+    What only training reads is that of the first suite: joined ensembles are trained one by one.
+
+    Raises:
+        DataError: If the suites do not have the same sets of the same images.
+    """
+    first = suites[0]
+    if len(suites) == 1:
+        return first
+    for other in suites[1:]:
+        names = [[s.name for s in suite.sets] for suite in (first, other)]
+        if names[0] != names[1] or (first.held_out is None) != (other.held_out is None):
+            raise DataError(f"suites to join must have the same sets; got {names[0]} and {names[1]}: use one suite")
+    groups = zip(*(suite.sets for suite in suites), strict=True)
+    held_out = [suite.held_out for suite in suites if suite.held_out is not None]
+    return replace(
+        first,
+        sets=tuple(replace(group[0], features=_joined([s.features for s in group])) for group in groups),
+        held_out=_joined(held_out) if held_out else None,
+    )
+
+
+def _joined(parts: Sequence[FeatureSet]) -> FeatureSet:
+    """Join features; they are read like a `FeatureSet`, which is all that evaluation does."""
+    return cast(FeatureSet, JoinedFeatures(parts))

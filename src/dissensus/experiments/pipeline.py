@@ -17,6 +17,7 @@ from dissensus._core.options import given
 from dissensus.evaluation import results
 from dissensus.evaluation.results import Results
 from dissensus.evaluation.suite import Suite
+from dissensus.experiments.joined import JoinedJob, run_joined_job
 from dissensus.experiments.runner import Job, can_calibrate, run_job
 from dissensus.functional import conformal
 from dissensus.functional.metrics import FALSE_ALARMS
@@ -27,7 +28,7 @@ from dissensus.training.run import AUTO, Run
 
 def run_methods(
     suite: Suite,
-    jobs: Sequence[Job],
+    jobs: Sequence[Job | JoinedJob],
     out: Path,
     *,
     lenient: bool = False,
@@ -37,7 +38,7 @@ def run_methods(
     """Train and evaluate several methods.
 
     Args:
-        suite: what to train and evaluate on.
+        suite: what to train and evaluate on; with several backbones, their suites joined.
         jobs: one per method.
         out: folder for one run folder per method.
         lenient: leave out, with a line, a method that these data do not allow.
@@ -52,7 +53,11 @@ def run_methods(
     for number, job in enumerate(jobs, start=1):
         say(f"{suite.name} {number}/{len(jobs)}: {job.method}", fabric)
         try:
-            frame = run_job(job, suite, out / job.method, progress=progress, fabric=fabric, notify=notify)
+            folder = out / job.method
+            if isinstance(job, JoinedJob):
+                frame = run_joined_job(job, suite, folder, progress=progress, fabric=fabric, notify=notify)
+            else:
+                frame = run_job(job, suite, folder, progress=progress, fabric=fabric, notify=notify)
             frames.append(frame)
         except DataError as error:
             if not lenient or not (frames or number < len(jobs)):

@@ -115,7 +115,28 @@ def run_job(
         )  # fmt: skip
     if fabric is not None and not fabric.is_global_zero:
         return pd.DataFrame()
-    run, frame = Run.open(folder), evaluated(folder, suite)
+    frame = measure_run(
+        Run.open(folder), ensemble, suite, keep=keep, calibrate=calibrate, progress=progress,
+        notify=None if notify is None else lambda text: notify(f"{job.method}: {text}"),
+    )  # fmt: skip
+    if keep == "values" and not calibrate:  # large, and their values are known
+        ensemble.fitted = {}
+        ensemble.save(Run.open(folder).ensemble_folder)
+    return frame
+
+
+def measure_run(
+    run: Run,
+    ensemble: Ensemble,
+    suite: Suite,
+    *,
+    keep: Literal["predictions", "values"] = "predictions",
+    calibrate: bool = True,
+    progress: bool = True,
+    notify: Callable[[str], None] | None = None,
+) -> pd.DataFrame:
+    """Evaluate and calibrate a finished run; arguments as for `run_job`, with one line about its false alarms."""
+    folder, frame = run.folder, evaluated(run.folder, suite)
     if frame is None:
         if not ensemble.fitted:  # a run of which only the values were kept
             fit_scores(ensemble, suite.train)
@@ -128,10 +149,7 @@ def run_job(
         assert suite.held_out is not None
         Detector.load(folder).calibrate(suite.held_out, FALSE_ALARMS).save(folder)
     if notify is not None and (alarms := FalseAlarms.of_run(folder)) is not None:
-        notify(f"{job.method}: {alarms}")
-    if keep == "values" and not calibrate:  # large, and their values are known
-        ensemble.fitted = {}
-        ensemble.save(run.ensemble_folder)
+        notify(str(alarms))
     return frame
 
 

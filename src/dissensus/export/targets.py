@@ -68,7 +68,9 @@ def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str], **
     for name in given:
         if name not in known:
             raise DissensusError(f"--{name} is not an option of --to {to}: leave it out")
-    return target(Run.open(run), place(out), **given)
+    opened = Run.open(run)
+    opened.check_single("export writes one backbone")
+    return target(opened, place(out), **given)
 
 
 def check_file(out: Path, suffix: str, is_export: Callable[[Path], bool]) -> None:

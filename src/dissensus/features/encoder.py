@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dissensus.backbones import Backbone, engines
+from dissensus.backbones import Backbone, joined
 from dissensus.features._sources import Job, Streams
 from dissensus.features.loader import Batch, Reader, Source, default_workers, load
 from dissensus.images import ImageStream, to_rgb
@@ -30,7 +30,7 @@ class Encoder:
     Create it before workers are started, that is before `load`: they are forked from this process.
 
     Args:
-        backbone: The backbone whose trunk to run.
+        backbone: The backbone whose trunk to run; with joined ones, each image is decoded once for all.
         engine: A name in `engines.ENGINES`: "eager", or "onnx", which is faster on CPUs, ...
         device: Where the trunk runs.
 
@@ -40,7 +40,7 @@ class Encoder:
 
     def __init__(self, backbone: Backbone, engine: str = "eager", device: torch.device | str = "cpu") -> None:
         self.backbone = backbone
-        self._run = engines.create(engine, backbone, device)
+        self._run = joined.create_engine(engine, backbone, device)
 
     def __call__(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return the features (B, ...) float32, on the CPU, of pixels (B, H, W, 3) uint8."""

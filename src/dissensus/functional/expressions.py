@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.functional import conformal, scores
 from dissensus.functional.fitted import FittedScore
+from dissensus.functional.parts import parts_of, spread
 
 # Weights by the mean AUROC over OOD sets of pets, PACS and Tiny-ImageNet: docs/results.md. The last score sees what the
 # others cannot, the scale of features, and needs little weight for that.
@@ -63,27 +64,34 @@ def expression(names: Sequence[str], weights: Sequence[float]) -> str:
     return "+".join(name if weight == 1 else f"{weight:.12g}*{name}".replace("e+", "e") for name, weight in pairs)
 
 
-def default_score(fitted: Container[str], *, alone: bool = False) -> str:
-    """Return the first of `DEFAULTS` whose fitted scores the ensemble has.
+def default_score(fitted: Collection[str], *, alone: bool = False) -> str:
+    """Return the first of `DEFAULTS` whose fitted scores the ensemble has; of several backbones, each of them.
 
     Args:
         fitted: Names of the fitted scores at hand.
         alone: Only single scores, which need no calibration samples to rank them by.
     """
+    parts = parts_of(fitted)
     for choice in DEFAULTS:
-        names, _ = score_names(choice)
+        names, weights = spread(*score_names(choice), parts)
         if (len(names) == 1 or not alone) and all(name in fitted for name in names if scores.is_fitted(name)):
-            return choice
+            return expression(names, weights) if parts else choice
     raise AssertionError("the last default is a score of logits")
 
 
-def choose(score: str | Sequence[str] | None, fitted: Container[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def choose(score: str | Sequence[str] | None, fitted: Collection[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Parse a score expression, None: the default, for an ensemble with these fitted scores.
+
+    Of an ensemble on several backbones, fitted scores without a part are of every backbone: see `parts.spread`.
 
     Raises:
         DissensusError: As `score_names`; or if the ensemble does not have one of the scores.
     """
-    names, weights = score_names(default_score(fitted) if score is None else score)
+    if score is None:
+        return score_names(default_score(fitted))
+    names, weights = spread(*score_names(score), parts_of(fitted))
+    if len(set(names)) < len(names):
+        raise DissensusError(f"scores to combine must differ; got {', '.join(names)}: name each once")
     for name in names:
         if scores.is_fitted(name) and name not in fitted:
             raise DissensusError(

@@ -264,6 +264,10 @@ class Ensemble(nn.Module):
                 registered.
         """
         folder = place(folder)
+        if (folder / "joined.json").is_file():
+            from dissensus.models.joined import JoinedEnsemble  # here: it is made of ensembles
+
+            return JoinedEnsemble.load(folder, tail)
         info, weights = saved.read(folder)
         tail = tail or saved.build_tail(folder, info, weights)
         ensemble = cls(tail, members=info.members, seed=info.seed, init="template")

@@ -16,6 +16,7 @@ from dissensus.models import tails
 from dissensus.report.sources import EvaluatedRun
 from dissensus.training.methods import METHODS
 from dissensus.training.options import FULL_BYTES, MEMBERS, Hyperparameters, Settings, Task, TrainOptions
+from dissensus.training.run import Run
 
 
 def configuration(entry: EvaluatedRun) -> list[tuple[str, str]]:
@@ -34,22 +35,29 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def commands(entry: EvaluatedRun) -> list[str]:
-    """Train, or adapt, and evaluate, with the settings that differ from the defaults.
+    """Train, or adapt, perhaps join, and evaluate, with the settings that differ from the defaults.
 
     FEATURES is the training set, LABELLED what `adapt` was given.
     """
     out = shlex.quote(str(entry.run.folder))
-    adaptation = runs.read(entry.run)
+    parts = [Run.open(folder) for folder in entry.run.parts.values()]
+    made = [_made(run) for run in parts or [entry.run]]
+    if parts:
+        places = " ".join(shlex.quote(str(part.folder)) for part in parts)
+        made.append(f"dissensus join {places} --out {out}")
+    return [*made, f"dissensus evaluate {out} --suite {shlex.quote(entry.evaluation.about.suite)}"]
+
+
+def _made(run: Run) -> str:
+    """The command that trained or adapted a run."""
+    adaptation = runs.read(run)
     if adaptation is not None:
         by = "" if adaptation.by == "auto" else f"--by {adaptation.by} "
         made = [f"dissensus adapt {shlex.quote(adaptation.run or 'RUN')} --labelled LABELLED {by}".rstrip()]
     else:
-        flags = (f"--{flag.replace('_', '-')} {value}" for flag, value in changes(entry.run.settings))
+        flags = (f"--{flag.replace('_', '-')} {value}" for flag, value in changes(run.settings))
         made = ["dissensus train FEATURES", *flags]
-    return [
-        " ".join([*made, f"--out {out}"]),
-        f"dissensus evaluate {out} --suite {shlex.quote(entry.evaluation.about.suite)}",
-    ]
+    return " ".join([*made, f"--out {shlex.quote(str(run.folder))}"])
 
 
 def changes(settings: Mapping[str, Any]) -> list[tuple[str, str]]:

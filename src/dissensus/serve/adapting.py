@@ -19,6 +19,7 @@ from dissensus.adaptation import Adapted, adapt, ask, runs
 from dissensus.adaptation.ways import last_layer
 from dissensus.features import FeatureSet
 from dissensus.functional.neighbours import KNN
+from dissensus.models.joined import JoinedEnsemble
 from dissensus.serve.service import Service
 from dissensus.serve.settings import MANY
 from dissensus.training.run import ADAPTATION, Run
@@ -70,6 +71,8 @@ def why_not(service: Service) -> str:
     """Return why a run cannot be adapted here, in one line; empty if it can."""
     detector = service.detector
     ensemble, shape = detector.ensemble, detector.members.backbone.shape
+    if isinstance(ensemble, JoinedEnsemble):
+        return f"Adapting takes one backbone; this run joins {' and '.join(ensemble.names)}: serve one of its parts."
     if len(ensemble) < 2:
         return "Labels choose among members; this run has one: train several."
     if len(shape) != 1:

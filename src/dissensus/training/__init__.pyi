@@ -1,5 +1,6 @@
 from ._fit import fit as fit
 from .create import new_ensemble as new_ensemble
+from .joined import join as join
 from .methods import METHODS as METHODS
 from .methods import Method as Method
 from .options import Settings as Settings

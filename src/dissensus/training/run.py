@@ -30,6 +30,8 @@ from dissensus._core.errors import RunError, some
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
 from dissensus._core.places import is_remote, local_copy, place
 from dissensus.backbones import BackboneDescription
+from dissensus.backbones.joined import JoinedDescription
+from dissensus.models import joined
 from dissensus.models.saved import MemberTailInfo
 from dissensus.training.options import Settings
 
@@ -50,7 +52,7 @@ class Data(Part):
     classes: tuple[str, ...]
     disagreement: str | None
     sample_weight: str | None
-    backbone: BackboneDescription | None
+    backbone: BackboneDescription | JoinedDescription | None
     tail: MemberTailInfo | None
     start: str  # the initial weights
 
@@ -190,6 +192,19 @@ class Run:
     def ensemble_folder(self) -> Path:
         """Where the trained ensemble is."""
         return self.folder / "ensemble"
+
+    @property
+    def parts(self) -> dict[str, Path]:
+        """The folders of the runs that were joined, by the names of their backbones; none for a run on one backbone."""
+        return {name: folder.parent for name, folder in joined.part_folders(self.ensemble_folder).items()}
+
+    def check_single(self, what: str) -> None:
+        """Raise if the run joins several backbones; `what` begins the message: "export writes one backbone"."""
+        if self.parts:
+            raise RunError(
+                f"{what} at a time; {self.folder} joins {' and '.join(self.parts)}: give one of "
+                f"{', '.join(map(str, self.parts.values()))}"
+            )
 
     def finish(self, notes: Sequence[str] = ()) -> None:
         """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
