@@ -1,5 +1,6 @@
 """What can be done with a set: divided, relabelled, shrunk, fingerprinted, pickled."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dissensus._core.errors import DataError
-from dissensus.images import ImageSet
-from tests.images.samples import RED, Pairs, arrays, listed, plain, refused, tree
+from dissensus.images import ImageSet, load_image
+from tests.images.samples import RED, Pairs, arrays, listed, packed, plain, refused, tree, write
 
 
 def test_subset():
@@ -196,3 +197,24 @@ def test_sets_are_joined_by_name(tmp_path):
         ImageSet.joined({"x/y": first})
     with refused("shrunk alike or not at all"):
         ImageSet.joined({"x": first, "y": second.shrunk(1)})
+
+
+def test_digests(tmp_path):
+    data = plain()
+    root = write(tmp_path, {"a.png": data, "b.png": plain((0, 0, 0))})
+    images = ImageSet.find(root)
+    expected = hashlib.sha256(data).hexdigest()[:32]
+    assert images.load(0)[1] == load_image(str(root / "a.png"))[1] == expected
+    assert images.load(1)[1] != expected
+    assert images.shrunk(2).load(0)[1] == expected  # that of the file
+    tar = ImageSet.from_tar(packed(tmp_path / "x.tar", {"1.png": data}))
+    encoded = ImageSet.from_dataset(Pairs([(data, 0)]))
+    assert tar.load(0)[1] == encoded.load(0)[1] == expected
+    # in memory: of mode, size and pixels, however the image is given
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    wanted = hashlib.sha256(b"RGB 5 4 " + pixels.tobytes()).hexdigest()[:32]
+    assert ImageSet.from_arrays(pixels[None]).load(0)[1] == wanted
+    assert ImageSet.from_dataset(Pairs([(Image.fromarray(pixels), 0)])).load(0)[1] == wanted
+    turned = ImageSet.from_arrays(pixels.reshape(1, 5, 4, 3))
+    assert turned.load(0)[1] != wanted
+    assert ImageSet.joined({"x": images, "y": turned}).load(0)[1] == expected

@@ -105,13 +105,18 @@ def _list_remote(where: str, unlabelled: bool) -> Listing:
 
 def _only_tars(folder: str, entries: Iterable[tuple[str, bool]]) -> list[str]:
     """Return the tars of a folder that holds neither images nor folders, given names and whether each is a folder."""
-    others: list[str] = []
+    others, folders = list[str](), set[str]()
     for name, is_folder in entries:
-        if not name.startswith(".") and (is_folder or name.lower().endswith(SUFFIXES)):
+        if is_folder and not name.startswith("."):
+            folders.add(name)
+        elif not is_folder and not name.startswith(".") and name.lower().endswith(SUFFIXES):
             return []
-        others.append(name)
-    if "index.json" in others and any(name.startswith("shard-") for name in others):
+        else:
+            others.append(name)
+    if "img_emb" in folders and ("index.json" in others or "metadata" in folders):
         raise DataError(f"images are expected; {folder} holds features: pass it where features are expected")
+    if folders:
+        return []
     return [join(folder, name) for name in sorted(others) if name.lower().endswith(".tar") and not name.startswith(".")]
 
 
