@@ -100,15 +100,17 @@ def test_a_tar_with_twenty_bad_images(tmp_path, capsys):
     )
     assert f"see {tmp_path / 'f' / 'bad.tsv'}; raise --max-bad" in line
     assert (tmp_path / "f" / "bad.tsv").read_text().count("\n") == 12
-    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "f").glob("*.safetensors")}
-    assert len(kept) == 5  # 2 bad ones a shard: the limit is passed in the sixth
+    kept = {path.relative_to(tmp_path / "f"): path.stat().st_mtime_ns for path in (tmp_path / "f").glob("*/*")}
+    assert len(kept) == 2 * 5  # 2 bad ones a shard: the limit is passed in the sixth
     code, out, err = run(capsys, *given, "--max-bad", "2%")
     assert code == 0, err
-    assert f"features of 980 images in 0 s; 20 could not be read: {tmp_path / 'f' / 'bad.tsv'}" in err
+    assert re.search(rf"features of 980 images in \d+ s; 20 could not be read: {tmp_path / 'f' / 'bad.tsv'}\n", err)
     listed = [line.split("\t")[0] for line in (tmp_path / "f" / "bad.tsv").read_text().splitlines()]
     assert listed == list(bad)
     assert {name: (tmp_path / "f" / name).stat().st_mtime_ns for name in kept} == kept
-    assert names(tmp_path / "f") == ["bad.tsv", "index.json", *(f"shard-{i:05}.safetensors" for i in range(10))]
+    assert names(tmp_path / "f") == ["bad.tsv", "img_emb", "index.json", "metadata"]
+    assert names(tmp_path / "f" / "img_emb") == [f"img_emb_{i:05}.npy" for i in range(10)]
+    assert names(tmp_path / "f" / "metadata") == [f"metadata_{i:05}.parquet" for i in range(10)]
     assert (
         "every image must be readable; b/000.png is not (truncated): fix it, or leave out --strict"
         in run(capsys, *given, "--strict", "--out", tmp_path / "g")[2]

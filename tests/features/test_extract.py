@@ -43,11 +43,19 @@ def pictures(count=20, side=40, **options):
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def shards_of(folder):
-    return {name: data for name, data in files(folder).items() if name.endswith(".safetensors")}
+    return {name: data for name, data in files(folder).items() if name.endswith(".npy")}
+
+
+def shard_files(*numbers):
+    """The names of the files of these shards."""
+    return [
+        *(f"img_emb/img_emb_{number:05}.npy" for number in numbers),
+        *(f"metadata/metadata_{number:05}.parquet" for number in numbers),
+    ]
 
 
 def refused(match):
@@ -110,7 +118,7 @@ def test_labels_groups_and_names_are_carried_over(backbone, tmp_path):
     assert about["backbone"] == json.loads(json.dumps(backbone.describe()))
     assert about["images"] == images.fingerprint
     assert about["bad"] == 0
-    assert sorted(files(tmp_path / "f")) == ["index.json", *(f"shard-0000{i}.safetensors" for i in range(3))]
+    assert sorted(files(tmp_path / "f")) == sorted(["index.json", *shard_files(0, 1, 2)])
     unlabelled = extract(images.without_labels(), backbone, tmp_path / "u", **QUICK)
     assert unlabelled.labels is None
     assert unlabelled.classes == ()
@@ -122,7 +130,7 @@ def test_neither_workers_nor_batches_change_a_byte(backbone, tmp_path):
     for number, (workers, batch_size) in enumerate([(0, 64), (0, 1), (1, 4), (2, 3)]):
         extract(images, backbone, tmp_path / str(number), workers=workers, batch_size=batch_size, **options)
     first = files(tmp_path / "0")
-    assert len(first) == 9
+    assert len(first) == 17  # two files per shard, and the index
     assert all(files(tmp_path / str(number)) == first for number in (1, 2, 3))
 
 
@@ -302,7 +310,7 @@ def test_strict_after_a_lenient_attempt(backbone, tmp_path, monkeypatch):
     options = {"shard_images": 10, **QUICK}
     with data_refused("at most 2 of 30 images"):
         extract(images, backbone, tmp_path / "f", max_bad=0.09, **options)
-    assert sorted(files(tmp_path / "f")) == ["bad.tsv", "plan.json", "shard-00000.json", "shard-00000.safetensors"]
+    assert sorted(files(tmp_path / "f")) == sorted(["bad.tsv", "plan.json", "shard-00000.json", *shard_files(0)])
     seen = counted(monkeypatch)
     with data_refused("every image must be readable; cat/04.png is not"):
         extract(images, backbone, tmp_path / "f", strict=True, **options)
@@ -364,7 +372,7 @@ def test_a_shard_without_a_readable_image(backbone, tmp_path):
     images = some_bad(tmp_path / "tree", bad=range(10, 20))
     features = extract(images, backbone, tmp_path / "f", max_bad=0.5, shard_images=10, batch_size=4, **QUICK)
     assert len(features) == 20
-    assert sorted(shards_of(tmp_path / "f")) == ["shard-00000.safetensors", "shard-00002.safetensors"]
+    assert sorted(shards_of(tmp_path / "f")) == ["img_emb/img_emb_00000.npy", "img_emb/img_emb_00002.npy"]
     assert features.labels.tolist() == [0] * 10 + [1] * 10
     features.verify()
 
@@ -502,10 +510,9 @@ def break_off_after(monkeypatch, batches):
     monkeypatch.setattr(engines, "create", create)
 
 
-@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "photo.png"])
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "photo.png", "metadata/notes.txt", "img_emb/.hidden"])
 def test_other_files_are_refused_and_not_touched(name, backbone, tmp_path):
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / name).write_bytes(b"mine")
+    write(tmp_path / "f", {name: b"mine"})
     with data_refused(rf"features need an empty folder; .* holds '{name}': choose another"):
         extract(pictures(4), backbone, tmp_path / "f", **QUICK)
     assert files(tmp_path / "f") == {name: b"mine"}
@@ -514,21 +521,23 @@ def test_other_files_are_refused_and_not_touched(name, backbone, tmp_path):
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("shard-00000.safetensors", "is half-written: delete it first"),
+        ("shard-00000.json", "is half-written: delete it first"),
+        ("img_emb/img_emb_00000.npy", "is half-written: delete it first"),
+        ("metadata/metadata_00000.parquet", "is half-written: delete it first"),
+        ("metadata", "is half-written: delete it first"),
         ("index.json", r"index\.json is damaged or of another version, input should be an object"),
         ("plan.json", r"plan\.json is damaged or of another version, input should be an object.*: delete the folder"),
     ],
 )
 def test_half_written_folders_are_refused_and_not_touched(name, match, backbone, tmp_path):
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / name).write_bytes(b"[]")
+    write(tmp_path / "f", {name: b"[]"})
     with data_refused(match):
         extract(pictures(4), backbone, tmp_path / "f", **QUICK)
     assert files(tmp_path / "f") == {name: b"[]"}
 
 
 def test_what_another_writer_begins_meanwhile_is_not_touched(backbone, tmp_path, monkeypatch):
-    theirs = {".index.json.0a1b2c3d.tmp": b"", "shard-00000.safetensors": b"theirs"}
+    theirs = {".index.json.0a1b2c3d.tmp": b"", "img_emb/img_emb_00000.npy": b"theirs"}
 
     def late(path, **options):
         write(tmp_path / "f", theirs)
@@ -573,10 +582,18 @@ def test_nothing_done_leaves_nothing(backbone, tmp_path, monkeypatch):
 def test_a_plan_that_was_not_whole_is_no_hindrance(backbone, tmp_path):
     write(
         tmp_path / "f",
-        {".plan.json.0a1b2c3d.tmp": b"{", "plan.lock": b"", "plan.1.lock": b"", "plan.stop": b"", "bad.tsv": b""},
+        {
+            ".plan.json.0a1b2c3d.tmp": b"{",
+            "img_emb/.img_emb_00000.npy.0a1b2c3d.tmp": b"",
+            "metadata/.metadata_00000.parquet.0a1b2c3d.tmp": b"",
+            "plan.lock": b"",
+            "plan.1.lock": b"",
+            "plan.stop": b"",
+            "bad.tsv": b"",
+        },
     )
     extract(pictures(4), backbone, tmp_path / "f", **QUICK)
-    assert sorted(files(tmp_path / "f")) == ["index.json", "shard-00000.safetensors"]
+    assert sorted(files(tmp_path / "f")) == sorted(["index.json", *shard_files(0)])
 
 
 def begun(backbone, folder, monkeypatch):
@@ -591,7 +608,7 @@ def test_every_damage_of_a_plan_is_one_line_that_names_it(backbone, tmp_path, mo
     begun(backbone, tmp_path / "f", monkeypatch)
     path = tmp_path / "f" / "plan.json"
     text = path.read_text()
-    work = Extraction(tmp_path / "f", Plan.model_validate_json(text), 3)
+    work = Extraction(tmp_path / "f", Plan.model_validate_json(text), range(3), 3)
     for field, kind, damaged in damages(json.loads(text)):
         path.write_text(damaged)
         before, problem = files(tmp_path / "f"), ""
@@ -602,7 +619,7 @@ def test_every_damage_of_a_plan_is_one_line_that_names_it(backbone, tmp_path, mo
             problem = str(error)
         assert files(tmp_path / "f") == before
         if not problem:  # the same weights may be in another place, under another name
-            assert field.startswith("backbone."), (field, kind)
+            assert field.startswith("backbone.") or (field, kind) == ("part", "removed"), (field, kind)
             continue
         assert re.search(r"\A[^\n]*(plan\.json is damaged or of another|holds other features)[^\n]*\Z", problem), (
             problem
@@ -615,11 +632,15 @@ def test_a_shard_with_a_damaged_receipt_is_written_again(backbone, tmp_path, mon
     extract(pictures(12), backbone, tmp_path / "whole", shard_images=4, **QUICK)
     begun(backbone, tmp_path / "f", monkeypatch)
     path = tmp_path / "f" / "shard-00000.json"
-    receipt, work = json.loads(path.read_text()), Extraction(tmp_path / "f", None, 3)
-    assert work.receipt(0) is not None
+
+    def missing():
+        return Extraction(tmp_path / "f", None, range(3), 3).missing()
+
+    receipt = json.loads(path.read_text())
+    assert missing() == [1, 2]
     for field, kind, text in damages(receipt):
         path.write_text(text)
-        assert work.receipt(0) is None, (field, kind)
+        assert missing() == [0, 1, 2], (field, kind)
     path.write_text("[]")
     extract(pictures(12), backbone, tmp_path / "f", shard_images=4, **QUICK)
     assert files(tmp_path / "f") == files(tmp_path / "whole")
@@ -702,23 +723,23 @@ def test_features_that_cannot_be_stored_are_named_by_image(value, match, backbon
     assert len(extract(pictures(12), backbone, tmp_path / "f", shard_images=4, **QUICK)) == 12
 
 
-def test_a_full_disk_keeps_what_is_done_and_the_same_call_goes_on(backbone, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("good", "file"), [(0, "metadata_00002.parquet"), (2, "img_emb_00002.npy")])
+def test_a_full_disk_keeps_what_is_done_and_the_same_call_goes_on(good, file, backbone, tmp_path, monkeypatch):
     original, syncs = os.fsync, []
 
     def full(handle):
         syncs.append(None)
-        if len(syncs) > 10:  # a plan, two shards with receipts, and their names
+        if len(syncs) > 14 + good:  # a plan, two shards of two files with receipts, and their names
             raise OSError(28, "No space left on device")
         original(handle)
 
     images = pictures(20)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with data_refused("cannot write .*shard-00002.safetensors: No space left on device; free some space"):
+        with data_refused(f"cannot write .*{file}: No space left on device; free some space"):
             extract(images, backbone, tmp_path / "f", shard_images=4, **QUICK)
-    assert sorted(files(tmp_path / "f")) == [
-        "plan.json", "shard-00000.json", "shard-00000.safetensors", "shard-00001.json", "shard-00001.safetensors",
-    ]  # fmt: skip
+    kept = {"plan.json", "shard-00000.json", "shard-00001.json", *shard_files(0, 1)}
+    assert files(tmp_path / "f").keys() - {"metadata/metadata_00002.parquet"} == kept  # whole, without a receipt
     seen = counted(monkeypatch)
     extract(images, backbone, tmp_path / "f", shard_images=4, **QUICK)
     assert sum(seen) == 12

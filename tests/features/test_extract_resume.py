@@ -94,12 +94,18 @@ def whole(forks, tree, tmp_path_factory):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def done(folder):
-    """Shards with a receipt, by the moment they were written."""
-    return {path.stem: (folder / f"{path.stem}.safetensors").stat().st_mtime_ns for path in folder.glob("shard-*.json")}
+    """Shards with a receipt, by the moments their files were written."""
+    return {path.stem: written(folder, path.stem) for path in folder.glob("shard-*.json")}
+
+
+def written(folder, name):
+    number = name.removeprefix("shard-")
+    files = (folder / "img_emb" / f"img_emb_{number}.npy", folder / "metadata" / f"metadata_{number}.parquet")
+    return tuple(path.stat().st_mtime_ns for path in files)
 
 
 def messages(*commands):
@@ -127,16 +133,18 @@ def test_ten_kills_at_random_moments_change_nothing(workers, forks, tree, whole,
     command = forks.run(*asked(tree, out, "--workers", workers), first=slow)
     assert command.code == 0, command.err
     assert contents(out) == whole
-    assert {name: (out / f"{name}.safetensors").stat().st_mtime_ns for name in kept} == kept
+    assert {name: written(out, name) for name in kept} == kept
     assert sum(map(int, log.read_text().split())) < 2 * 59 + 11 * 4 * 3  # at most the shards in flight again
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "name", "calls"), [("os", "replace", range(1, 8)), ("Path", "unlink", range(9, 18))])
+@pytest.mark.parametrize(
+    ("where", "name", "calls"), [("os", "replace", range(1, 10)), ("Path", "unlink", range(9, 16))]
+)
 def test_a_kill_at_any_write_changes_nothing(where, name, calls, forks, tmp_path):
     """A plan, two shards with receipts, the list of bad images, the index; then what is no longer needed is removed.
 
-    The first eight files to be removed do not exist: a file that stops processes, and temporary files.
+    The first nine files to be removed do not exist: temporary files, of which the ninth is that of the index.
     """
     tree = write(tmp_path / "tree", {f"{i}.png": noise(seed=i) if i else b"no" for i in range(6)})
     few = [*asked(tree, tmp_path / "whole", "--workers", 0), "--shard-images", 3, "--augment", 0, "--max-bad", "20%"]
@@ -167,7 +175,7 @@ def test_a_kill_changes_no_view(view, forks, tree, tmp_path):
     again = forks.run(*argv, "--out", out, "--workers", 1)
     assert again.code == 0, again.err
     assert contents(out) == whole
-    assert {name: (out / f"{name}.safetensors").stat().st_mtime_ns for name in kept} == kept
+    assert {name: written(out, name) for name in kept} == kept
     assert FeatureSet.open(out).provenance["view"] == view
 
 
@@ -235,11 +243,13 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(processes, forks, tree,
     assert messages(*commands) == ["dissensus: stopped; the same command goes on from here"]
     kept = done(out)
     assert 2 < len(kept) < 30
-    assert {path.suffix for path in out.iterdir()} - {".lock"} <= {".json", ".safetensors"}
+    names = set(contents(out))
+    assert {Path(name).suffix for name in names} - {".lock"} <= {".json", ".npy", ".parquet"}
+    assert not any(Path(name).name.startswith(".") for name in names)
     again = forks.run(*asked(tree, out, "--workers", 0))
     assert again.code == 0, again.err
     assert contents(out) == whole
-    assert {name: (out / f"{name}.safetensors").stat().st_mtime_ns for name in kept} == kept
+    assert {name: written(out, name) for name in kept} == kept
 
 
 def test_two_processes_share_the_work_and_give_the_same_bytes(forks, tree, whole, tmp_path):

@@ -67,7 +67,7 @@ def test_links_are_followed_without_cycles(tmp_path):
 
 def test_paths_without_images(tmp_path):
     write(tmp_path, {"x/readme.md": b"", "one.jpg": RED, "a.zip": b"", "a.npz": b"", "a.tar.gz": b"", "b.TGZ": b""})
-    write(tmp_path, {"f/index.json": b"{}", "f/shard-00000.safetensors": b"", "packed/a.tgz": b""})
+    write(tmp_path, {"f/index.json": b"{}", "f/img_emb/img_emb_00000.npy": b"", "packed/a.tgz": b""})
     for name, match in {
         "nothing": "does not exist: check the path",
         "x": r"\.jpg \.jpeg .*\.jp2; .*x holds none",

@@ -359,11 +359,11 @@ def test_unfit_data_is_refused_and_nothing_is_written(train, elsewhere, tmp_path
 
 def test_an_altered_shard_is_named_before_training(train, tmp_path):
     saved = train.save(tmp_path / "features")
-    shard = tmp_path / "features" / "shard-00000.safetensors"
+    shard = tmp_path / "features" / "img_emb" / "img_emb_00000.npy"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(DataError, match=r"shard-00000\.safetensors is altered"):
+    with pytest.raises(DataError, match=r"img_emb_00000\.npy is altered"):
         fit(linear(), saved, **QUICK, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
