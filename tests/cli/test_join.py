@@ -11,6 +11,10 @@ import pytest
 
 from dissensus.detection.detector import Detector
 from dissensus.features import FeatureSet
+from dissensus.serve.adapting import why_not
+from dissensus.serve.cards import card
+from dissensus.serve.neighbours import Neighbours
+from dissensus.serve.service import Service
 from dissensus.training import Run
 from tests.commands import refuse, run
 from tests.trees import classes, images
@@ -221,3 +225,14 @@ def test_a_kill_in_the_second_extraction_keeps_the_first(photos, tmp_path, capsy
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in done} == done, "nothing of the first is extracted again"
     assert list(Run.open(tmp_path / "run" / "deep-ensemble").parts) == list(NAMES)
+
+
+def test_a_joined_run_is_served(home, photos):
+    service = Service(Detector.load(home / "deep-ensemble"), "joined", run=home / "deep-ensemble")
+    inspection = service.inspect("0.png", (photos / "ood" / "junk" / "0.png").read_bytes(), details=True)
+    result = service.result(inspection)
+    assert result["score"] == pytest.approx(service.detector.predict(photos / "ood" / "junk").score[0].item(), rel=1e-3)
+    assert len(result["votes"]) == 4
+    assert "mahalanobis@test_vit" in card(service, inspection)
+    assert why_not(service).startswith("Adapting takes one backbone; this run joins test_vit and test_efficientnet")
+    assert Neighbours.of(service.detector) is None
