@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dissensus.backbones import Backbone, int8, onnx_runtime
 
 Engine = Callable[[Tensor], Tensor]
 AT_ONCE = 2**18  # pixels
+PART = 4  # images that a thread runs at a time on CPUs
 GPU_PART = 64  # images that a compiled trunk runs on at a time on GPUs
 TOLERANCE = 1e-3  # of the largest feature
 INT8_TOLERANCE = 0.25  # of the length of a feature vector; 0.1 is usual
@@ -49,10 +51,12 @@ def interchangeable(one: str, other: str) -> bool:
 def eager(backbone: Backbone, device: torch.device) -> Engine:
     """Eager PyTorch, on any device; channels last in memory."""
     trunk = backbone.trunk.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    # On CPUs a few images at a time: the activations of more are so large that their memory is returned to the system
-    # and requested again at every layer, which costs a third of the time.
-    size = at_once(backbone.transform.size) if device.type == "cpu" else 65536
-    return _in_parts(lambda pixels: trunk(backbone.transform.normalise(pixels)), size, device)
+
+    def forward(pixels: Tensor) -> Tensor:
+        features: Tensor = trunk(backbone.transform.normalise(pixels))
+        return features
+
+    return _in_threads(forward) if device.type == "cpu" else _in_parts(forward, 65536, device)
 
 
 def compiled(backbone: Backbone, device: torch.device) -> Engine:
@@ -93,6 +97,36 @@ def _in_parts(forward: Callable[[Tensor], Tensor], size: int, device: torch.devi
     def run(pixels: Tensor) -> Tensor:
         parts = [forward(some.to(device, non_blocking=True)).float().cpu() for some in torch.split(pixels, size)]
         return torch.cat(parts).contiguous()
+
+    return run
+
+
+def _in_threads(forward: Callable[[Tensor], Tensor]) -> Engine:
+    """Return an engine that runs a few images at a time on CPUs, in as many threads as PyTorch uses.
+
+    A layer that several threads share rounds differently for another number of threads. Here every image is computed by
+    one thread, so that features do not depend on the machine's cores, and a task of a cluster has the bytes of one
+    process. Small parts also keep activations in the caches. A single image is run by all threads, for speed.
+    """
+    pool: list[ThreadPoolExecutor] = []
+
+    @torch.inference_mode()
+    def alone(pixels: Tensor) -> Tensor:
+        return forward(pixels).float()
+
+    def run(pixels: Tensor) -> Tensor:
+        if len(pixels) == 1 or torch.is_autocast_enabled("cpu"):  # autocast does not reach other threads
+            return alone(pixels).contiguous()
+        if not pool:
+            pool.append(ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)))
+        # No part of one image: its products are rounded differently.
+        sizes = [PART] * (len(pixels) // PART)
+        rest = len(pixels) % PART
+        if rest == 1 and sizes:
+            sizes[-1] += 1
+        elif rest:
+            sizes.append(rest)
+        return torch.cat(list(pool[0].map(alone, torch.split(pixels, sizes)))).contiguous()
 
     return run
 

@@ -18,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed
 from lightning_fabric import Fabric
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
@@ -198,7 +200,7 @@ class _Fill:
             for batch in batches:
                 shard = shards.setdefault(batch.request.shard, Collected())
                 with fabric.autocast():
-                    features = encoder(batch.pixels)
+                    features = _encoded(encoder, batch.pixels)
                 _check_values(features, options.dtype, [batch.names[i] for i in batch.readable])
                 shard.add(batch, features.numpy().astype(options.dtype))
                 bad.update(shard.errors)
@@ -266,6 +268,11 @@ class _Fill:
         )
 
 
+def _encoded(encoder: Encoder, pixels: NDArray[np.uint8]) -> Tensor:
+    """Return features (B, ...); a single image is rounded as in a batch, so that batches do not change a byte."""
+    return encoder(pixels) if len(pixels) != 1 else encoder(np.repeat(pixels, 2, axis=0))[:1]
+
+
 class _Task(NamedTuple):
     """What a task of a cluster needs to write any shard."""
 
@@ -291,7 +298,7 @@ def _run_task(task: _Task, number: int) -> tuple[str, int]:
     turn, step = divmod(number, task.steps)
     shard, count = Collected(), 0
     for batch in source.batches(Job(number, step, turn)):
-        features = _ENCODERS[key](batch.pixels)
+        features = _encoded(_ENCODERS[key], batch.pixels)
         _check_values(features, task.options.dtype, [batch.names[i] for i in batch.readable])
         shard.add(batch, features.numpy().astype(task.options.dtype))
         count += len(batch.names)
