@@ -41,6 +41,7 @@ CASES: Registry[Case] = Registry(
         "peers": Case("peers:libraries", "torch-uncertainty and TorchEnsemble / the same with ours"),
         "job": Case("jobs:job", "features to evaluated ensemble with other libraries / ours"),
         "memory": Case("memory:one_epoch", "peak memory of an epoch on ImageNet-sized features (5 minutes)"),
+        "huge": Case("huge:huge", "memory and time to open 1e8 rows and to train on a sample of them"),
         "shuffle": Case("disk:shuffle", "batches from a cold disk, in a full permutation / in blocks"),
         "extract": Case("images:extraction", "the trunk alone / extraction from JPEG files"),
         "engine": Case("images:engine", "the trunk in eager PyTorch / in ONNX Runtime"),

@@ -43,6 +43,7 @@ class Sizes:
     active: int = 2
     fit_batches: int = 20  # batches per epoch where whole fits are compared
     rows: int = 1_281_167  # training samples of the memory case, as many as ImageNet has
+    huge_shards: int = 1526  # of 65,536 rows each: 1e8 rows
     disk_rows: int = 3_000_000  # training samples of the shuffle case: 4.6 GB, more than a run touches
     images: int = 768  # images per extraction: enough to make the start of the reading processes negligible
     pixels: int = 224  # image height and width
@@ -53,8 +54,8 @@ class Sizes:
 
 
 QUICK = Sizes(
-    features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000, disk_rows=20_000, images=16, pixels=64,
-    image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3,
+    features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000, disk_rows=20_000, huge_shards=3, images=16,
+    pixels=64, image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3,
 )  # fmt: skip
 
 

@@ -46,16 +46,13 @@ class MemoryUse:
     rss_anon: float | None
     vm_hwm: float | None
     epoch_seconds: float
-
-    @property
-    def name(self) -> str:
-        """The name of the row."""
-        return "memory"
+    name: str = "memory"
+    bar: Bar = BAR
 
     @property
     def met(self) -> bool | None:
         """Whether the peak is below the bar; None if it was not measured."""
-        return None if self.rss_anon is None else BAR.met(self.rss_anon)
+        return None if self.rss_anon is None else self.bar.met(self.rss_anon)
 
     def record(self) -> dict[str, Any]:
         """Return the result as plain values, rounded."""
@@ -63,7 +60,7 @@ class MemoryUse:
             "name": self.name,
             "megabytes": None if self.rss_anon is None else round(self.rss_anon, 1),
             "of": self.description,
-            "bar": str(BAR),
+            "bar": str(self.bar),
             "met": self.met,
             "vm_hwm_megabytes": None if self.vm_hwm is None else round(self.vm_hwm, 1),
             "epoch_seconds": round(self.epoch_seconds, 1),
@@ -75,7 +72,7 @@ class MemoryUse:
         """Return the cells of the table."""
         value = f"not measured, no {STATUS}" if self.rss_anon is None else f"{self.rss_anon:.0f} MB"
         met = {True: "yes", False: "no", None: "?"}[self.met]
-        return [self.name, value, str(BAR), met, f"{self.epoch_seconds:.0f} s"]
+        return [self.name, value, str(self.bar), met, f"{self.epoch_seconds:.0f} s"]
 
 
 def one_epoch(sizes: Sizes, repeats: int) -> Sequence[MemoryUse]:
@@ -85,10 +82,7 @@ def one_epoch(sizes: Sizes, repeats: int) -> Sequence[MemoryUse]:
         _generate(Path(folder) / "features", sizes)
         arguments = [folder, *map(str, (sizes.many, sizes.active, sizes.batch))]
         # In its own session Ctrl-C does not reach it; subprocess.run kills it. Its progress bar goes to our stderr.
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-    answer = _answer(done)
+        answer = ask(CHILD, arguments)
     description = (
         f"peak of one epoch, {sizes.rows:,} x {sizes.features} float16 features, "
         f"C={sizes.classes}, M={sizes.many}, active={sizes.active}, linear tail"
@@ -120,6 +114,15 @@ def _generate(folder: Path, sizes: Sizes) -> None:
             writer.add(torch.randn(rows, sizes.features, generator=generator), labels)
 
 
+def ask(code: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run code in a process of its own, and return the JSON of its last line."""
+    return _answer(
+        subprocess.run(
+            [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+    )
+
+
 def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     if done.returncode < 0:
         hint = ": the machine was probably out of memory" if done.returncode == -signal.SIGKILL else ""
@@ -136,7 +139,7 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def child(folder: str, members: str, active: str, batch: str) -> None:
     """Train one epoch on `folder`/features and print peaks and seconds, or the error, as one line of JSON."""
     try:
-        with _peak() as peak:
+        with peaks() as peak:
             features = FeatureSet.open(Path(folder) / "features")
             ensemble = Ensemble(tails.create("linear", features.width, len(features.classes)), members=int(members))
             start = time.perf_counter()
@@ -152,7 +155,7 @@ def child(folder: str, members: str, active: str, batch: str) -> None:
 
 
 @contextmanager
-def _peak() -> Iterator[dict[str, float]]:
+def peaks() -> Iterator[dict[str, float]]:
     """Record the largest RssAnon and VmHWM in MB while the block runs; stays empty without /proc."""
     peak: dict[str, float] = {}
     over = threading.Event()

@@ -32,6 +32,7 @@ def extract(
     group_columns: list[str] | None = None,
     only: list[str] | None = None,
     shrink: int | None = None,
+    random_order: bool = False,
     on: Literal["local", "ray"] = "local",
     part: PartOf | None = None,
     progress: bool = True,
@@ -56,10 +57,14 @@ def extract(
         only: rows of a table to keep, each as COLUMN=VALUE.
         shrink: first shrink larger images to this many pixels (the shorter side), so that sharpness does not give a
             set away.
+        random_order: store the images in random order, by --seed, instead of sorted by class: for training sets of more
+            than 4 GiB of features, which are shuffled in blocks of neighbours.
         on: local, or ray for the Ray cluster at RAY_ADDRESS; its nodes must all reach the images and OUT.
         part: write only the K-th of N parts, counted from 1, for job arrays; dissensus merge joins them.
         progress: show a progress bar when stderr is a terminal.
     """
+    import numpy as np
+
     from dissensus import backbones
     from dissensus._core import cluster
     from dissensus.backbones import engines
@@ -95,6 +100,12 @@ def extract(
         )
     if shrink is not None:
         image_set = image_set.shrunk(shrink)
+    if random_order:
+        if isinstance(image_set, ImageStream):
+            raise DissensusError(
+                "--random-order is for images that are listed; a stream is read as it is: leave it out"
+            )
+        image_set = image_set.subset(np.random.default_rng(options.seed).permutation(len(image_set)))
     choice = {"backbone": "lite0", "layers": 2, **backbone}
     trunk = backbones.create(choice.pop("backbone"), **choice)
     if named is not None:

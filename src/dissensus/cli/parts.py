@@ -83,7 +83,7 @@ class Task(NamedTuple):
     explain: bool
     false_alarms: float | None
     batch_size: int
-    engine: str
+    engine: str | None
     device: str
     workers: int | None
     shard_rows: int  # of a set
@@ -107,7 +107,7 @@ def predict(
         source=_fingerprint(task.source),
         rows=f"{task.file_format}{', explained' * task.explain}",
         batch_size=task.batch_size,
-        engine=task.engine,
+        engine=detector.members.engine,
         part=part,
     )
     folder, counts = place(task.folder), Counter[str]()

@@ -34,7 +34,7 @@ from dissensus.training.checks import check_data
 from dissensus.training.early_stop import EarlyStop, hold_out
 from dissensus.training.logbook import Logbook
 from dissensus.training.methods import DEFAULT_METHOD, METHODS
-from dissensus.training.options import Settings, Task, TrainOptions
+from dissensus.training.options import FULL_BYTES, Settings, Task, TrainOptions
 from dissensus.training.run import Data, Run
 from dissensus.training.scoring import fit_scores, kinds_of
 from dissensus.training.step import Stepper
@@ -94,9 +94,10 @@ def fit(
         raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
     if options.tensorboard:
         extras.require("tensorboard", "tensorboard=True")
-    features.verify()
+    # A huge set is verified shard by shard, when training first reads them.
+    features.verify(when_read=features.nbytes > FULL_BYTES)
     if disagreement is not None:
-        disagreement.verify()
+        disagreement.verify(when_read=disagreement.nbytes > FULL_BYTES)
     ensemble.to(fabric.device)
     run = None
     if out is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dissensus._core.random import mix
 
-BLOCK_BYTES = 2**20  # of consecutive rows
+BLOCK_BYTES = 2**18  # of consecutive rows: what a solid-state disk reads at full speed
 WINDOW_BYTES = 2**28  # of rows that are shuffled together; two windows are in memory
 WINDOW_ROWS = 2**20  # at most, because every member may have its own permutation of them
 # Position p takes a row of lane p % lanes, and a lane is a run of the window's rows. So a process that has every n-th
