@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from dissensus.models.tails import TAILS
 from dissensus.training.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
+SPARK = ROOT / "examples" / "spark_predictions.py"  # has a test of its own: it needs PySpark and Java
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 REGISTRIES = (AGGREGATES, EXPORTS, METHODS, METRICS, REGULARISERS, SCORES, suites.SUITES, TAILS)
 
@@ -66,7 +68,7 @@ def test_contributing_names_files_and_packages_that_exist():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(set((ROOT / "examples").glob("*.py")) - {SPARK}), ids=lambda path: path.name)
 def test_examples_run(path, tmp_path):
     """As a user starts them, each in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
@@ -98,3 +100,25 @@ def test_public_names_are_there_and_nothing_else():
     assert dir(dissensus) == sorted(dissensus.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         dissensus.nothing  # noqa: B018
+
+
+def test_the_spark_example_maps_batches_as_spark_calls_it(tmp_path):
+    """`predict_batch_udf` calls what `make_predictor` returns with an array of bytes per batch; Spark is not needed."""
+    import numpy as np
+
+    from dissensus import Detector, ImageSet, backbones, extract, fit, new_ensemble
+    from tests.trees import classes
+
+    photos = classes(tmp_path / "photos", ("cat", "dog"), count=15)
+    backbone = backbones.create("test_vit", "random", layers=2, size=32)
+    features = extract(ImageSet.find(photos), backbone, tmp_path / "f", workers=0, progress=False)
+    fit(new_ensemble(features, members=2, seed=0), features, epochs=1, out=tmp_path / "run", progress=False)
+    Detector.load(tmp_path / "run").calibrate(features, 0.1).save(tmp_path / "run")
+    namespace = runpy.run_path(str(SPARK), run_name="example")
+    predict = namespace["make_predictor"](str(tmp_path / "run"))()
+    content = np.array([path.read_bytes() for path in sorted(photos.rglob("*.*"))] + [b"no image"], object)
+    answers = predict(content)
+    assert set(answers) == {"label", "p_value", "verdict"}
+    assert all(len(values) == len(content) for values in answers.values())
+    assert set(answers["verdict"][:-1]) <= {"out", "nothing unusual"}
+    assert np.isnan(answers["p_value"][-1])

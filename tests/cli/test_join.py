@@ -236,3 +236,29 @@ def test_a_joined_run_is_served(home, photos):
     assert "mahalanobis@test_vit" in card(service, inspection)
     assert why_not(service).startswith("Adapting takes one backbone; this run joins test_vit and test_efficientnet")
     assert Neighbours.of(service.detector) is None
+
+
+def test_several_backbones_at_a_url(photos, memory, capsys):
+    """The folder of the run is at a URL; the images are in a local folder."""
+    code, _, err = run(capsys, "run", "--root", photos, "--backbone", *NAMES, *QUICK, "--out", memory)
+    assert code == 0, err
+    joined = Run.open(f"{memory}/deep-ensemble")
+    assert [str(part) for part in joined.parts.values()] == [f"{memory}/deep-ensemble/parts/{name}" for name in NAMES]
+    junk = ",".join(f"{memory}/features/folders/{name}-32px/junk" for name in NAMES)
+    code, out, err = run(capsys, "predict", joined.folder, junk)
+    assert code == 0, err
+    assert len(out.splitlines()) == 5
+    assert len(Detector.load(joined.folder).predict(photos / "ood")) == 5
+
+
+def test_features_of_several_backbones_where_one_is_taken(home, photos, tmp_path, capsys):
+    junk, one = of_each(home, "junk"), home / "deep-ensemble" / "parts" / NAMES[0]
+    command = ["predict", home / "deep-ensemble", junk, "--out", tmp_path / "v.csv", "--part", "1/2"]
+    assert f"divide features of one backbone, or images; {junk} is features of 2: give the images" in refuse(
+        capsys, *command
+    )
+    for command in (
+        ["ask", one, junk, "--out", tmp_path / "q.csv"],
+        ["adapt", one, "--labelled", junk, "--out", tmp_path / "a"],
+    ):
+        assert f"ask and adapt take features of one backbone; {junk} is features of 2" in refuse(capsys, *command)

@@ -77,9 +77,10 @@ def test_a_cluster_that_cannot_be_reached(home, tmp_path):
 
 
 def test_what_ray_is_not_for(home, tmp_path, capsys, monkeypatch):
-    assert "unknown --on 'spark'" in refuse(capsys, "extract", home / "photos", "--out", tmp_path / "f", "--on", "spark")
+    asked = ["extract", home / "photos", *BACKBONE, "--out", tmp_path / "f", "--on"]
+    assert "unknown --on 'spark'" in refuse(capsys, *asked, "spark")
     with pytest.raises(DissensusError, match="work runs on one of local, ray; got on='spark'"):
         cluster.check("spark")
     monkeypatch.setattr(cluster.extras, "missing", lambda extra: ["ray"])
-    line = refuse(capsys, "extract", home / "photos", *BACKBONE, "--out", tmp_path / "f", "--on", "ray")
+    line = refuse(capsys, *asked, "ray")
     assert line.startswith("--on ray needs ray: pip install ")

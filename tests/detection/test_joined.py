@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.models.joined import JoinedEnsemble
 from dissensus.training import Run, fit
 from dissensus.training.joined import join
+from tests.storage import upload
 
 NAMES = ("test_vit", "test_efficientnet")
 
@@ -279,3 +281,33 @@ def test_runs_that_do_not_match_are_refused(home, tmp_path):
     (unfinished / "run.json").write_text(text)
     with pytest.raises(RunError, match="is not finished"):
         join([first, unfinished], tmp_path / "out")
+
+
+def named(run: Run) -> list[str]:
+    """How joined.json names the parts."""
+    return [part["ensemble"] for part in json.loads((run.ensemble_folder / "joined.json").read_text())["parts"]]
+
+
+def test_runs_at_urls_are_joined(home, memory, tmp_path):
+    fresh = features(home, "fresh")
+    expected = Detector.load(home / "joined").predict(fresh).score
+    for name in NAMES:
+        upload(home / name / "run", f"{memory}/{name}/run")
+    runs = [f"{memory}/{name}/run" for name in NAMES]
+    joined = join(runs, f"{memory}/joined")
+    assert str(joined.folder) == f"{memory}/joined"
+    assert named(joined) == [f"../../{name}/run/ensemble" for name in NAMES]
+    assert [str(part) for part in joined.parts.values()] == runs
+    assert named(join(runs, f"{memory}/joined")) == named(joined), "a second call finds it"
+    assert Detector.load(joined.folder).predict(fresh).score.equal(expected)
+    mixed = join([home / NAMES[0] / "run", runs[1]], tmp_path / "mixed")
+    assert named(mixed)[1] == f"{runs[1]}/ensemble"
+    away = join([home / NAMES[0] / "run", runs[1]], f"{memory}/away")
+    assert named(away) == [str(home / NAMES[0] / "run" / "ensemble"), f"../../{NAMES[1]}/run/ensemble"]
+    other = join(runs, f"{memory}-other/joined")
+    assert named(other) == [f"{run}/ensemble" for run in runs], "nothing in common, such as the bucket"
+    for run in (mixed, away, other):
+        assert Detector.load(run.folder).predict(fresh).score.equal(expected)
+    (joined.folder.parent / NAMES[0] / "run" / "ensemble").fs.rm(f"{memory}/{NAMES[0]}", recursive=True)
+    with pytest.raises(RunError, match=rf"test_vit is not at {memory}/test_vit/run/ensemble: move them together"):
+        Detector.load(joined.folder)

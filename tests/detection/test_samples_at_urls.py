@@ -7,7 +7,8 @@ import torch
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.detection.detector import Detector
-from dissensus.detection.samples import is_features, resolve, stream_of
+from dissensus.detection.samples import resolve, stream_of
+from dissensus.features import is_features
 from tests.storage import upload
 
 

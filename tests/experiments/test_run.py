@@ -341,6 +341,21 @@ def test_misuse_is_one_line_and_leaves_nothing_behind(arguments, message, photos
     assert not (tmp_path / "run").exists()
 
 
+def test_an_output_among_the_images_is_refused(photos, capsys):
+    inside = photos / "train" / "runs"
+    code, _, err = run(capsys, "run", "--root", photos, *QUICK, "--out", inside)
+    assert code == 2
+    assert f"{inside / 'features'} is inside {photos / 'train'}: choose another --out" in err
+    assert not inside.exists()
+
+
+def test_an_output_at_a_url(photos, memory, capsys):
+    code, _, err = run(capsys, "run", "--root", photos, *QUICK, "--methods", "deep-ensemble", "--out", memory)
+    assert code == 0, err
+    assert settings(f"{memory}/deep-ensemble")["members"] == 2
+    assert len(FeatureSet.open(f"{memory}/features/folders/test_vit-32px/train")) == 18
+
+
 @pytest.mark.parametrize("out", ["file", "file/run"])
 def test_an_output_that_is_a_file_is_refused_before_images_are_read(out, photos, tmp_path, capsys):
     (tmp_path / "file").touch()

@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 
 from dissensus import backbones
-from dissensus._core.errors import DataError
+from dissensus._core.errors import DataError, UnknownNameError
+from dissensus.features._sources import Job, source_of
 from dissensus.features.encoder import Encoder
-from dissensus.features.loader import load
-from dissensus.images import ImageSet
-from tests.images.samples import noise, write
+from dissensus.features.loader import Reader, load, read_iterable
+from dissensus.images import ImageSet, ImageStream
+from tests.images.samples import noise, packed, plain, write
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,52 @@ def test_an_endless_source_is_read_as_far_as_it_is_needed(backbone, folder):
 def test_strict_names_the_unreadable_image(workers, backbone, folder):
     with pytest.raises(DataError, match=r"every image must be readable; 3\.png is not \(not an image\): leave it out"):
         batches_of(ImageSet.find(folder), backbone, workers=workers, strict=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shard_that_cannot_be_read_is_reported_in_one_line(workers, backbone, tmp_path):
+    path = packed(tmp_path / "a.tar", {f"{i}.png": plain() for i in range(3)})
+    whole = path.read_bytes()
+    source = source_of(ImageStream.find(path), Reader(backbone.transform), 1, batch_size=2)
+
+    def names():
+        with source.ahead([Job(0, 0, 0)], workers) as batches:
+            return [name for batch in batches for name in batch.names]
+
+    assert names() == ["0.png", "1.png", "2.png"]
+    for data, message in (
+        (packed(tmp_path / "b.tar", {"readme": b""}).read_bytes(), "a shard holds images; .*a.tar holds none"),
+        (whole[:1600], "a shard must be a whole tar; .*a.tar is missing, damaged or truncated"),
+        (None, "a shard must be a whole tar; .*a.tar is missing"),
+    ):
+        if data is None:
+            path.unlink()
+        else:
+            path.write_bytes(data)
+        with pytest.raises(DataError, match=f"^{message}") as caught:
+            names()
+        assert type(caught.value) is DataError
+        assert "\n" not in str(caught.value)
+
+
+class Failing(torch.utils.data.IterableDataset):
+    """Yields a batch, then raises."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __iter__(self):
+        yield "a batch"
+        raise self.error
+
+
+def test_errors_of_workers():
+    for error in (UnknownNameError("score", "msp", ["mss"]), ZeroDivisionError("a defect")):
+        with read_iterable(Failing(error), workers=1) as batches:
+            assert next(batches) == "a batch"
+            with pytest.raises(type(error), match=r"unknown score 'msp'|(?s:Traceback.*a defect)") as caught:
+                next(batches)
+        assert (str(caught.value) == str(error)) == isinstance(error, UnknownNameError)  # a defect keeps its traceback
 
 
 def test_the_encoder_gives_the_features_of_readable_images(backbone, folder):

@@ -94,8 +94,24 @@ def test_few_copies_of_shards_are_kept(url, monkeypatch):
     features = FeatureSet.open(url)
     monkeypatch.setattr(_storage, "local_copy", local_copy)
     for row in (0, 7, 0, 14, 0, 7):
-        np.testing.assert_array_equal(features.rows([row]), x[[row]])
+        rows = slice(row, row + 4)  # more than half of a shard
+        np.testing.assert_array_equal(features.rows(rows), x[rows])
     assert [name[8:13] for name in copies] == ["00000", "00001", "00002", "00001"]
+
+
+def test_few_rows_of_a_large_set_are_requested_alone(url, monkeypatch):
+    monkeypatch.setattr(_storage, "COPIES", 700)
+    monkeypatch.setattr(_storage, "local_copy", None)
+    x, _ = on_disk(url)
+    features = FeatureSet.open(url)
+    for rows in ([0], [8, 9, 12], [49, 3, 3, 21], [-1]):
+        np.testing.assert_array_equal(features.rows(rows), x[rows])
+    change(url, "img_emb/img_emb_00001.npy", b"short")
+    with refused("img_emb_00001.npy is truncated: copy or write it again"):
+        features.rows([8])
+    change(url, "img_emb/img_emb_00001.npy", None)
+    with refused("img_emb_00001.npy is missing: copy or write it again"):
+        features.rows([8])
 
 
 @pytest.mark.parametrize("name", ["img_emb/img_emb_00001.npy", "metadata/metadata_00001.parquet"])

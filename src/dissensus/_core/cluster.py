@@ -48,10 +48,10 @@ def on_ray(
         DissensusError: If the cluster cannot be reached, or a task raises one; other errors of a task are Ray's.
     """
     ray = _connected()
+    running: dict[Any, Any] = {}
     try:
         remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(_guarded)
-        shared, waiting = ray.put((work, job)), list(items)[::-1]
-        running: dict[Any, Any] = {}
+        shared, waiting = ray.put((work, job, os.getcwd())), list(items)[::-1]
         while waiting or running:
             most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
             while waiting and len(running) < most:
@@ -96,9 +96,11 @@ def _connected() -> Any:
     return ray
 
 
-def _guarded(shared: tuple[Callable[[Any, Any], T], Any], item: Any) -> tuple[DissensusError | None, T | None]:
+def _guarded(shared: tuple[Callable[[Any, Any], T], Any, str], item: Any) -> tuple[DissensusError | None, T | None]:
     """Return a user's mistake as a value: Ray would wrap it, and print a traceback."""
-    work, job = shared
+    work, job, folder = shared
+    if os.path.isdir(folder):
+        os.chdir(folder)  # so that relative paths mean what they mean to the user
     try:
         return None, work(job, item)
     except DissensusError as error:
@@ -113,6 +115,6 @@ def _result(ray: Any, reference: Any, item: Any) -> tuple[DissensusError | None,
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).split())[:160]
         return DissensusError(
-            f"every task must be finished; number {item} was lost more often than it is tried again ({reason}): run "
+            f"every task must be finished; number {item} was lost too often ({reason}): run "
             "the same command again, finished shards are kept"
         ), None

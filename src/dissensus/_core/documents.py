@@ -79,7 +79,7 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
     """
     remedy = remedy or model.remedy
     try:
-        with storage_errors(path, model.error):
+        with storage_errors(path, model.error, missing=False):
             size = path.stat().st_size
             if size > MAX_BYTES:
                 raise model.error(f"{path} must be a small JSON file; it has {size:,} bytes: {remedy}")

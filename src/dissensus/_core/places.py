@@ -31,6 +31,8 @@ PACKAGES = {
     "abfs": "adlfs",
     "hf": "huggingface_hub",
 }
+# Other processes write too: listings are asked for again.
+FRESH: dict[str, Any] = {"use_listings_cache": False}
 # Errors of cloud libraries that are not an OSError, by the module that defines them.
 STORAGE_MODULES = ("botocore", "aiobotocore", "aiohttp", "google", "gcsfs", "azure", "huggingface_hub", "s3fs")
 
@@ -56,6 +58,8 @@ def place(where: str | os.PathLike[str]) -> Path:
     text = as_text(where)
     if not is_url(text):
         return Path(text)
+    if hasattr(where, "storage_options"):  # a UPath, whose options its URL does not have
+        return cast(Path, where)
     import fsspec
     from upath import UPath
 
@@ -67,7 +71,12 @@ def place(where: str | os.PathLike[str]) -> Path:
             f"pip install {PACKAGES[protocol]}" if protocol in PACKAGES else "use s3://, gs://, file:// or memory://"
         )
         raise DissensusError(f"{text} must be a URL that fsspec opens; {protocol}:// is not: {known}") from error
-    return cast(Path, UPath(text))  # the same methods, but no subclass
+    return cast(Path, UPath(text, **FRESH))  # the same methods, but no subclass
+
+
+def absolute(where: str) -> str:
+    """Return a path that means the same in processes with other working folders; a URL stays as it is."""
+    return where if is_url(where) else os.path.abspath(where)
 
 
 def is_remote(path: Path) -> bool:
@@ -79,18 +88,23 @@ def filesystem(path: Path | str) -> tuple[Any, str]:
     """Return the fsspec file system of a place, for this process (it does not survive a fork), and the path on it."""
     from fsspec.core import url_to_fs
 
-    fs, inside = url_to_fs(str(path))
+    fs, inside = url_to_fs(str(path), **getattr(path, "storage_options", FRESH))  # fsspec keeps one for each process
     return fs, str(inside)
 
 
 def files_in(folder: Path) -> dict[str, int]:
     """Return the names and sizes of the files in a folder, by one listing; empty if there is no folder."""
     if not is_remote(folder):
+        sizes = dict[str, int]()
         try:
             with os.scandir(folder) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # a temporary file that another process has renamed
+                        if entry.is_file():
+                            sizes[entry.name] = entry.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return {}
+        return sizes
     fs, inside = filesystem(folder)
     try:
         entries = fs.ls(inside, detail=True, refresh=True)
@@ -128,17 +142,18 @@ def upload(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def storage_errors(where: object, error: type[DissensusError] = DataError) -> Iterator[None]:
-    """Turn errors of storage behind a URL into one line of class `error`.
+def storage_errors(where: object, error: type[DissensusError] = DataError, *, missing: bool = True) -> Iterator[None]:
+    """Turn errors of storage behind a URL into one line of class `error`; local paths raise as they are.
 
-    Local paths raise as they are, and so does `FileNotFoundError`, which callers explain.
+    With `missing=False`, so does `FileNotFoundError`, which the caller explains.
     """
     try:
         yield
-    except (DissensusError, FileNotFoundError):
+    except DissensusError:
         raise
     except Exception as cause:
-        if not is_url(where) or (problem := storage_problem(cause)) is None:
+        absent = isinstance(cause, FileNotFoundError) and not missing
+        if absent or not is_url(where) or (problem := storage_problem(cause)) is None:
             raise
         raise error(f"cannot use {where}: {problem}; check the URL, your credentials and the network") from cause
 
@@ -150,4 +165,6 @@ def storage_problem(error: BaseException) -> str | None:
         return None
     if isinstance(error, PermissionError):
         return "permission denied"
+    if isinstance(error, FileNotFoundError):
+        return "there is nothing at this address"
     return " ".join(str(error).split())[:160] or type(error).__name__

@@ -10,6 +10,7 @@ features = run(pixels)        # (B, H, W, 3) uint8 -> (B, ...) float32
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -106,7 +107,8 @@ def _in_threads(forward: Callable[[Tensor], Tensor]) -> Engine:
 
     A layer that several threads share rounds differently for another number of threads. Here every image is computed by
     one thread, so that features do not depend on the machine's cores, and a task of a cluster has the bytes of one
-    process. Small parts also keep activations in the caches. A single image is run by all threads, for speed.
+    process. Small parts also keep activations in the caches. A single image is run twice: the products of one image are
+    rounded differently, and a verdict would depend on the images beside it.
     """
     pool: list[ThreadPoolExecutor] = []
 
@@ -115,11 +117,13 @@ def _in_threads(forward: Callable[[Tensor], Tensor]) -> Engine:
         return forward(pixels).float()
 
     def run(pixels: Tensor) -> Tensor:
-        if len(pixels) == 1 or torch.is_autocast_enabled("cpu"):  # autocast does not reach other threads
+        if torch.is_autocast_enabled("cpu"):  # which does not reach other threads
             return alone(pixels).contiguous()
+        if len(pixels) == 1:
+            return run(pixels.expand(2, *pixels.shape[1:]))[:1]
         if not pool:
-            pool.append(ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)))
-        # No part of one image: its products are rounded differently.
+            pool.append(_single_threads(torch.get_num_threads()))
+        # No part of one image.
         sizes = [PART] * (len(pixels) // PART)
         rest = len(pixels) % PART
         if rest == 1 and sizes:
@@ -129,6 +133,17 @@ def _in_threads(forward: Callable[[Tensor], Tensor]) -> Engine:
         return torch.cat(list(pool[0].map(alone, torch.split(pixels, sizes)))).contiguous()
 
     return run
+
+
+def _single_threads(count: int) -> ThreadPoolExecutor:
+    """Return a pool whose threads run PyTorch in one thread each; other threads keep `count`."""
+    everyone = threading.Barrier(count + 1)
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    for _ in range(count):
+        pool.submit(everyone.wait)
+    everyone.wait()  # all of them have started
+    torch.set_num_threads(count)  # of this thread, and of those to come
+    return pool
 
 
 def at_once(size: int) -> int:

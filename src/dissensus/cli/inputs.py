@@ -22,11 +22,9 @@ from dissensus.backbones.joined import parts_of
 from dissensus.cli.command import say
 from dissensus.cli.options import DeviceOptions
 from dissensus.detection.members import Members
-from dissensus.detection.samples import is_features
 from dissensus.evaluation.suite import Role, Suite, SuiteSet, join_suites
-from dissensus.features import FeatureSet, check_backbone
+from dissensus.features import FeatureSet, JoinedFeatures, check_backbone, is_features
 from dissensus.features.joined import open_features, several
-from dissensus.features.store import Store
 from dissensus.images import ImageSet, ImageStream, walk
 from dissensus.training.methods import METHODS
 from dissensus.training.run import Run
@@ -41,7 +39,7 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         where: a feature folder, an .npz file, or the name of an embedded suite, for its training set.
     """
     path = place(where)
-    if path.is_dir() and not Store(path).finished and next(walk([where]), None) is not None:
+    if path.is_dir() and not is_features(where) and _has_images(where):
         raise DataError(
             f"features are expected; {where} is a folder of images: extract them first with "
             f"dissensus extract {shlex.quote(where)} --out FEATURES"
@@ -57,6 +55,10 @@ def find_features(where: str) -> tuple[FeatureSet, Suite | None]:
         )
     suite = suites.load(where)
     return suite.train, suite
+
+
+def _has_images(folder: str) -> bool:
+    return next(walk([folder]), folder) != folder  # a URL without images is walked as itself
 
 
 def find_disagreement(
@@ -152,9 +154,18 @@ def _find_test_features(where: str) -> FeatureSet:
 
 def find_pool(where: str) -> FeatureSet | ImageSet:
     """Return samples without their labels: a feature folder, an .npz file, or images as for predict."""
-    if is_features(where):
-        return FeatureSet.open(where)
-    return ImageSet.find(where, unlabelled=True)
+    return _one_set(where) if is_features(where) else ImageSet.find(where, unlabelled=True)
+
+
+def _one_set(where: str) -> FeatureSet:
+    """Open features that ask and adapt take: of one backbone."""
+    features = open_features(where)
+    if isinstance(features, JoinedFeatures):
+        raise DataError(
+            f"ask and adapt take features of one backbone; {where} is features of {len(features.parts)}: give those of "
+            "the run's backbone"
+        )
+    return features
 
 
 def find_labelled(where: str, pool: str | None, members: Members, classes: Sequence[str], progress: bool) -> FeatureSet:
@@ -184,7 +195,7 @@ def find_labelled(where: str, pool: str | None, members: Members, classes: Seque
         return features.labelled(answers.labels)
     _check_unused(pool, where)
     if is_features(where):
-        features = FeatureSet.open(where)
+        features = _one_set(where)
         check_backbone(members.backbone_info, features, where)
         return features
     images = ImageSet.find(where)

@@ -87,14 +87,17 @@ class Task(NamedTuple):
     device: str
     workers: int | None
     shard_rows: int  # of a set
+    digest: str  # of the detector
 
     @classmethod
     def of(cls, detector: Detector, source: Source, **fields: Any) -> Task:
         """Return the task with shards of whole batches, so that dividing the work changes no batch."""
-        size = fields["batch_size"]
+        size, digest = fields["batch_size"], _digest(detector)
         if isinstance(source, FeatureSet):
             size = batch_size(detector.ensemble, source.shape)
-        return cls(source=source, shard_rows=BATCHES * size, **fields)
+        _DETECTORS.clear()
+        _DETECTORS[digest] = detector
+        return cls(source=source, shard_rows=BATCHES * size, digest=digest, **fields)
 
 
 def predict(
@@ -103,7 +106,7 @@ def predict(
     """Predict all shards, or those of a part, and join them into one file; return how often each verdict occurs."""
     numbers = steps_of(_steps(task), part)
     asked = Asked(
-        detector=_digest(detector),
+        detector=task.digest,
         source=_fingerprint(task.source),
         rows=f"{task.file_format}{', explained' * task.explain}",
         batch_size=task.batch_size,
@@ -111,12 +114,18 @@ def predict(
         part=part,
     )
     folder, counts = place(task.folder), Counter[str]()
+    if _sidecar(out).is_file() and (before := documents.read(VerdictPart, _sidecar(out)).asked.part) != part:
+        raise DissensusError(f"every part has its own file; {out} holds part {before}: choose another --out")
     make_folder(folder)
     with storage_errors(folder), locked(folder.with_name(f".{folder.name}.lock")):
         _claim(folder, asked)
         there = files_in(folder)
         missing = [number for number in numbers if _name(task, number) not in there]
-        results = cluster.on_ray(run_task, task, missing) if on == "ray" else ((n, run_task(task, n)) for n in missing)
+        gpus = 1 if task.device.startswith("cuda") else 0
+        if on == "ray":
+            results = cluster.on_ray(run_task, task, missing, gpus=gpus)
+        else:
+            results = ((number, run_task(task, number)) for number in missing)
         done, hidden = len(numbers) - len(missing), None if progress else True
         with (
             contextlib.closing(results),
@@ -133,6 +142,10 @@ def predict(
                     data = data[data.index(b"\n") + 1 :]
                 digest.update(data)
                 file.write(data)
+            if counts.total() == counts["error"]:
+                raise DissensusError(
+                    f"at least one image must be readable; none of {counts.total():,} is: check the paths"
+                )
         if part is not None:
             written = VerdictPart(asked=asked, rows=counts.total(), sha256=digest.hexdigest())
             documents.write(_sidecar(out), written)
@@ -165,7 +178,12 @@ def join(paths: list[str], out: str) -> int:
     """
     if not is_verdicts(out) or any(place(path).suffix != place(out).suffix for path in paths):
         raise DataError(f"verdicts are joined into a file of the same format; got {out}: give --out the same ending")
+    if place(out) in map(place, paths):
+        raise DataError(f"parts are kept; --out {out} is one of them: choose another")
     parts = {path: documents.read(VerdictPart, _sidecar(place(path))) for path in paths}
+    for path in parts:
+        if not place(path).is_file():
+            raise DataError(f"a part must be complete; there is no file {path}: predict it again")
     if len(parts) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise DataError(f"every part is given once; {twice} is given twice: leave one out")
@@ -209,20 +227,23 @@ def _fingerprint(source: Source) -> str:
     return digest.hexdigest()
 
 
-_DETECTORS: dict[tuple[object, ...], Detector] = {}  # of this process, by what they were loaded with
+_DETECTORS: dict[str, Detector] = {}  # of this process, by their digests
 
 
 def _detector(task: Task) -> Detector:
     from dissensus.detection.detector import Detector
 
-    key = (task.run, task.engine, task.device, task.false_alarms)
-    if key not in _DETECTORS:
+    if task.digest not in _DETECTORS:
         detector = Detector.load(task.run, engine=task.engine, device=task.device)
         if task.false_alarms is not None and detector.threshold is not None:
             detector.threshold = detector.threshold.at(task.false_alarms)
+        if _digest(detector) != task.digest:
+            raise DissensusError(
+                f"{task.run} must be the same for all tasks; this one sees another: copy the run again"
+            )
         _DETECTORS.clear()
-        _DETECTORS[key] = detector
-    return _DETECTORS[key]
+        _DETECTORS[task.digest] = detector
+    return _DETECTORS[task.digest]
 
 
 def _digest(detector: Detector) -> str:

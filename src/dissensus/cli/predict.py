@@ -58,6 +58,7 @@ def predict(
 
     from dissensus._core import cluster
     from dissensus._core.files import make_folder, replacing
+    from dissensus._core.places import absolute
     from dissensus.cli import inputs, rows
     from dissensus.detection.detector import Detector
 
@@ -87,8 +88,8 @@ def predict(
             raise DissensusError("--on ray and --part write a file; none is given: add --out")
         folder = place(out).with_name(f"{place(out).name}.parts")
         task = parts.Task.of(
-            detector, rows.source_of(paths), run=run, folder=str(folder), file_format=file_format, explain=explain,
-            false_alarms=false_alarms, batch_size=batch_size, engine=engine, device=str(device),
+            detector, rows.source_of(paths), run=absolute(run), folder=absolute(str(folder)), file_format=file_format,
+            explain=explain, false_alarms=false_alarms, batch_size=batch_size, engine=engine, device=str(device),
             workers=0 if on == "ray" else workers,
         )  # fmt: skip
         counts = parts.predict(task, detector, place(out), part, on, progress)

@@ -25,7 +25,8 @@ SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
 
 def check_paths(paths: list[str]) -> None:
     """Raise for an image or folder of the command line that does not exist; one in a list or on stdin has a row."""
-    from dissensus.detection.samples import is_features, is_listing
+    from dissensus.detection.samples import is_listing
+    from dissensus.features import is_features
     from dissensus.images import is_stream
 
     for path in paths:
@@ -43,7 +44,8 @@ def verdicts(detector: Detector, paths: list[str], batch_size: int, workers: int
     Raises:
         DissensusError: If features, a list, a table, a tar or `-` is given together with other paths.
     """
-    from dissensus.detection.samples import is_features, is_listing
+    from dissensus.detection.samples import is_listing
+    from dissensus.features import is_features
 
     for path in paths if len(paths) > 1 else ():
         if path == "-" or is_features(path) or is_listing(path):
@@ -59,8 +61,9 @@ def source_of(paths: list[str]) -> ImageSet | ImageStream | FeatureSet | Names:
     Raises:
         DissensusError: If there is more than one path, or it is a list on stdin.
     """
-    from dissensus.detection.samples import is_features, is_listing
-    from dissensus.features import FeatureSet
+    from dissensus.detection.samples import is_listing
+    from dissensus.features import JoinedFeatures, is_features
+    from dissensus.features.joined import open_features
     from dissensus.images import ImageSet, ImageStream, Names, is_stream, walk
 
     if len(paths) > 1 or paths == ["-"]:
@@ -69,7 +72,13 @@ def source_of(paths: list[str]) -> ImageSet | ImageStream | FeatureSet | Names:
             f"{'-' if paths == ['-'] else len(paths)}: give one"
         )
     if is_features(paths[0]):
-        return FeatureSet.open(paths[0])
+        features = open_features(paths[0])
+        if isinstance(features, JoinedFeatures):
+            raise DissensusError(
+                f"--on ray and --part divide features of one backbone, or images; {paths[0]} is features of "
+                f"{len(features.parts)}: give the images, or leave out --on and --part"
+            )
+        return features
     if is_stream(paths[0]):
         return ImageStream.find(paths[0], unlabelled=True)
     if is_listing(paths[0]):

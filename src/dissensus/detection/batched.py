@@ -35,7 +35,7 @@ class BatchPredictor:
         column: The column of images: encoded bytes, paths or URLs, or uint8 pixels (H, W, 3). None: "bytes", "image" or
             "path", whichever is there.
         false_alarms: Share of ID samples that may be called out, instead of the calibrated one.
-        engine: How the trunk runs: see `Detector`.
+        engine: How the trunk runs: see `Detector`; None: as for the training features.
         device: Where to run.
         keep: Other columns to pass on; None: all but the images.
 
@@ -54,7 +54,7 @@ class BatchPredictor:
         column: str | None = None,
         *,
         false_alarms: float | None = None,
-        engine: str = "eager",
+        engine: str | None = None,
         device: str = "cpu",
         keep: list[str] | None = None,
     ) -> None:
@@ -73,6 +73,10 @@ class BatchPredictor:
                 "choose column"
             )
         names = [name for name in batch if name != column] if self.keep is None else self.keep
+        if wrong := [name for name in names if name not in batch or name in COLUMNS]:
+            raise DataError(
+                f"columns to keep must be in the batch, and not among {', '.join(COLUMNS)}; got {wrong[0]!r}: rename it"
+            )
         verdicts = self._verdicts(batch[column])
         values: dict[str, list[Any]] = {
             "class": [verdict.class_name for verdict in verdicts],

@@ -13,10 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from dissensus._core.errors import DataError
-from dissensus._core.places import as_text, is_url, place, storage_errors
+from dissensus._core.places import as_text, is_url
 from dissensus.features import FeatureSet
-from dissensus.features.joined import Features, JoinedFeatures, open_features, several
-from dissensus.features.store import Store
+from dissensus.features.joined import Features, JoinedFeatures, is_features, open_features
 from dissensus.functional import arrays
 from dissensus.images import IMAGE_COLUMNS, LISTINGS, ImageSet, ImageStream, is_one_image, is_stream, walk
 
@@ -88,20 +87,6 @@ def _not_streamed(value: object) -> DataError:
     return DataError(
         f"a stream takes paths, an ImageSet, an ImageStream or a FeatureSet; got {type(value).__name__}: use predict"
     )
-
-
-def is_features(path: str) -> bool:
-    """Whether a path or URL names features: a feature folder or an .npz file, or several with commas between them."""
-    if places := several(path):
-        return all(map(is_features, places))
-    if path.endswith(".npz"):
-        return True
-    if not is_url(path):
-        return os.path.isdir(path) and Store(place(path)).finished
-    if is_one_image(path) or is_listing(path):
-        return False
-    with storage_errors(path):
-        return Store(place(path)).finished
 
 
 def is_listing(path: str) -> bool:

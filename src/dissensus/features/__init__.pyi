@@ -4,5 +4,6 @@ from ._provenance import backbone_of as backbone_of
 from ._provenance import check_backbone as check_backbone
 from .featureset import FeatureSet as FeatureSet
 from .joined import JoinedFeatures as JoinedFeatures
+from .joined import is_features as is_features
 from .options import ExtractOptions as ExtractOptions
 from .writer import FeatureWriter as FeatureWriter

@@ -14,15 +14,12 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed
 from lightning_fabric import Fabric
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
@@ -31,7 +28,7 @@ from dissensus._core import cluster
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.files import cannot_write
 from dissensus._core.options import combine, documented, listed
-from dissensus._core.places import place
+from dissensus._core.places import is_remote, place
 from dissensus.backbones import Backbone, engines
 from dissensus.features._sources import Collected, Job, Source, source_of
 from dissensus.features.encoder import Encoder
@@ -88,8 +85,11 @@ def extract(
         # Checked here, where the error is one line; a worker prints a traceback.
         change(Image.new("RGB", (32, 32)), seed=0)
     fabric = fabric or Fabric(devices=1)
-    if on == "ray" and fabric.world_size > 1:
-        raise DissensusError(f"--on ray brings its own processes; got {fabric.world_size} devices: leave --devices out")
+    if on == "ray" and (fabric.world_size > 1 or precision_of(fabric) != "32-true"):
+        raise DissensusError(
+            f"--on ray brings its own processes and runs in 32-true; got {fabric.world_size} devices and "
+            f"{precision_of(fabric)}: leave --devices and --precision out"
+        )
     passes = max(1, options.augment)
     source = _source(images, backbone, options)
     steps = steps_of(source.steps, part)
@@ -107,6 +107,7 @@ def extract(
             with _failing_together(work, fabric):
                 if fabric.is_global_zero:
                     work.missing()
+                    fill.read = max(fill.read, work.known_images + len(work.bad()))
                     fill.check_bad(work.bad())  # of all processes
                     known = images.classes if isinstance(images, ImageSet) else images.classes or None
                     groups = images.group_names if isinstance(images, ImageSet) else ()
@@ -127,7 +128,7 @@ def steps_of(steps: int, part: tuple[int, int] | None) -> range:
         raise DataError(f"a part is K/N with K from 1 to N; got {number}/{count}: count parts from 1")
     if count > steps:
         raise DataError(
-            f"every part needs a shard; {count} parts share {steps} shards: use fewer parts, or smaller --shard-images"
+            f"every part needs a shard; {count} parts share {steps} shards: use fewer parts, or smaller shards"
         )
     return range((number - 1) * steps // count, number * steps // count)
 
@@ -183,6 +184,7 @@ class _Fill:
     ) -> None:
         self.work, self.source, self.options, self.progress, self.fabric = work, source, options, progress, fabric
         self.total = source.images_of(work.steps)
+        self.read = 0  # images so far, of a stream, whose total is unknown
 
     def here(self, backbone: Backbone) -> None:
         """Write the shards that no other process has taken, in this process; workers read ahead."""
@@ -190,20 +192,24 @@ class _Fill:
         encoder = Encoder(backbone, options.engine, fabric.device)  # before workers are forked
         missing = self.work.missing()
         bad = self.work.bad()
+        self.read = self.work.known_images + len(bad)
         self.check_bad(bad)
         workers = options.workers
         if workers is None:
             workers = default_workers(getattr(fabric.strategy, "num_processes", 1))
-        jobs = (self._job(number) for number in missing if self.work.take(number))
+        jobs: Iterable[Job] = (self._job(number) for number in missing if self.work.take(number))
+        if self.total is None:  # a stream is opened by workers, which cannot ask whether a shard is taken
+            jobs = [self._job(number) for number in missing[fabric.global_rank :: fabric.world_size]]
         shards: dict[int, Collected] = {}
         with self._bar(missing) as bar, self.source.ahead(jobs, workers) as batches:
             for batch in batches:
                 shard = shards.setdefault(batch.request.shard, Collected())
                 with fabric.autocast():
-                    features = _encoded(encoder, batch.pixels)
+                    features = encoder(batch.pixels)
                 _check_values(features, options.dtype, [batch.names[i] for i in batch.readable])
                 shard.add(batch, features.numpy().astype(options.dtype))
                 bad.update(shard.errors)
+                self.read += len(batch.names)
                 self.check_bad(bad)
                 if batch.request.last:
                     self.work.write(batch.request.shard, shard.stacked, self.source.metadata(shard), shard.errors)
@@ -219,13 +225,17 @@ class _Fill:
     def on_ray(self, images: ImageSet | ImageStream, backbone: Backbone) -> None:
         """Write the shards as tasks of a Ray cluster."""
         missing = self.work.missing()
-        task = _Task(images, backbone, self.options, str(self.work.folder), self.work.plan, self.source.steps)
-        gpus = 1 if self.fabric.device.type == "cuda" else 0
+        self.read = self.work.known_images
+        folder, device = self.work.folder, self.fabric.device.type
+        out = str(folder if is_remote(folder) else folder.resolve())  # tasks have another working folder
+        task = _Task(images, backbone, self.options, out, self.work.plan, self.source.steps, device)
+        gpus = 1 if device == "cuda" else 0
         with self._bar(missing) as bar:
             results = cluster.on_ray(_run_task, task, missing, gpus=gpus)
             with contextlib.closing(results):
                 for number, (text, count) in results:
                     self.work.add(number, Receipt.model_validate_json(text))
+                    self.read += count
                     self.check_bad(self.work.bad())
                     bar.update(count)
 
@@ -254,7 +264,7 @@ class _Fill:
         """Raise if more images are unreadable than allowed: a share above 0 always allows one."""
         # Rounded first: 0.29 * 100 is 28.999999999999996. Of a stream, a share of what was read.
         share = 0.0 if self.options.strict else self.options.max_bad
-        images = self.total if self.total is not None else self.work.known_images + len(bad)
+        images = self.read if self.total is None else self.total
         allowed = max(int(round(share * images, 6)), 1 if share > 0 else 0)
         if len(bad) <= allowed:
             return
@@ -268,11 +278,6 @@ class _Fill:
         )
 
 
-def _encoded(encoder: Encoder, pixels: NDArray[np.uint8]) -> Tensor:
-    """Return features (B, ...); a single image is rounded as in a batch, so that batches do not change a byte."""
-    return encoder(pixels) if len(pixels) != 1 else encoder(np.repeat(pixels, 2, axis=0))[:1]
-
-
 class _Task(NamedTuple):
     """What a task of a cluster needs to write any shard."""
 
@@ -282,6 +287,7 @@ class _Task(NamedTuple):
     out: str
     plan: Plan
     steps: int
+    device: str
 
 
 _ENCODERS: dict[str, Encoder] = {}  # of this process, by the fingerprint of the trunk and the engine
@@ -289,16 +295,15 @@ _ENCODERS: dict[str, Encoder] = {}  # of this process, by the fingerprint of the
 
 def _run_task(task: _Task, number: int) -> tuple[str, int]:
     """Write one shard in a process of a cluster; return its receipt and the number of its images."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    key = f"{task.backbone.describe()['fingerprint']} {task.options.engine} {device}"
+    key = f"{task.backbone.describe()['fingerprint']} {task.options.engine} {task.device}"
     if key not in _ENCODERS:
         _ENCODERS.clear()
-        _ENCODERS[key] = Encoder(task.backbone, task.options.engine, device)
+        _ENCODERS[key] = Encoder(task.backbone, task.options.engine, task.device)
     source = _source(task.images, task.backbone, task.options)
     turn, step = divmod(number, task.steps)
     shard, count = Collected(), 0
     for batch in source.batches(Job(number, step, turn)):
-        features = _encoded(_ENCODERS[key], batch.pixels)
+        features = _ENCODERS[key](batch.pixels)
         _check_values(features, task.options.dtype, [batch.names[i] for i in batch.readable])
         shard.add(batch, features.numpy().astype(task.options.dtype))
         count += len(batch.names)
@@ -343,7 +348,7 @@ def _failing_together(work: Extraction, fabric: Fabric) -> Iterator[None]:
     except DissensusError as error:
         problem = error
     except OSError as error:
-        problem = DataError(str(cannot_write(Path(error.filename or work.folder), error)))
+        problem = DataError(str(cannot_write(place(error.filename or work.folder), error)))
         problem.__cause__ = error
     if fabric.world_size > 1:
         messages: list[str] = [""] * fabric.world_size

@@ -53,7 +53,7 @@ def merge(parts: Sequence[PathLike], out: PathLike) -> FeatureSet:
     sources = sorted(indexes.items(), key=lambda item: order.index(str(item[0])))
     store = Store(place(out))
     check_folder(store.folder)
-    with store.claimed(lambda: None):
+    with store.claimed(lambda: check_folder_of(store)):
         try:
             store.make_folders()
             for folder, index in sources:
@@ -70,6 +70,12 @@ def merge(parts: Sequence[PathLike], out: PathLike) -> FeatureSet:
             store.clear()
             raise
     return FeatureSet.open(out)
+
+
+def check_folder_of(store: Store) -> None:
+    """Raise if another command has written to the folder meanwhile."""
+    if store.contents():
+        raise DataError(f"features need an empty folder; {store.folder} holds some: choose another")
 
 
 def check_parts(parts: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -91,12 +97,15 @@ def check_parts(parts: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]
         if part is None:
             raise DataError(f"parts come from --part K/N; {name} is a whole: leave it out")
         if counts[first] != part[1]:
-            raise DataError(f"parts must be of one division; {first} is of {counts[first]}, {name} of {part[1]}: check")
-        for key, value in facts[name].items():
-            if value != facts[first][key]:
+            raise DataError(
+                f"parts must be of one division; {first} is of {counts[first]}, {name} of {part[1]}: leave one out"
+            )
+        for key in {**facts[first], **facts[name]}:
+            mine, theirs = facts[first].get(key), facts[name].get(key)
+            if mine != theirs:
                 raise DataError(
-                    f"parts must be of one command; {first} has {key} {_short(facts[first][key])}, {name} has "
-                    f"{_short(value)}: run the parts with the same options"
+                    f"parts must be of one command; {first} has {key} {_short(mine)}, {name} has {_short(theirs)}: run "
+                    "the parts with the same options"
                 )
         if part[0] in numbers:
             raise DataError(

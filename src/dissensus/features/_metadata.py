@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dissensus._core.errors import DataError
-from dissensus._core.places import filesystem, is_remote
+from dissensus._core.places import filesystem, is_remote, storage_errors
 
 Codes = NDArray[np.int64]
 Column = Literal["image_path", "label", "group", "digest"]
@@ -70,8 +70,10 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
     """
     try:
         if is_remote(path):
-            fs, inside = filesystem(path)
-            with fs.open(inside, "rb") as remote, pq.ParquetFile(remote) as file:
+            with storage_errors(path, missing=False):
+                fs, inside = filesystem(path)
+                data = fs.cat_file(inside)  # metadata is small
+            with pq.ParquetFile(pa.BufferReader(data)) as file:
                 yield file
         else:
             with pq.ParquetFile(path) as file:

@@ -50,6 +50,16 @@ def open_folder(folder: Path, label_column: str | None = None) -> Folder:
     return _open_clip_retrieval(folder, arrays, label_column)
 
 
+def holds_features(folder: Path) -> bool:
+    """Whether `open_folder` takes a folder: one of ours, if it is finished, or one that clip-retrieval wrote."""
+    if (folder / INDEX).is_file():
+        return True
+    if not (folder / FEATURES).is_dir():  # asked first: s3fs lists the parent of what is missing, perhaps many images
+        return False
+    arrays = any(name.endswith(".npy") for name in files_in(folder / FEATURES))
+    return arrays and not any(map(_shards.belongs, files_in(folder)))
+
+
 class _Header(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

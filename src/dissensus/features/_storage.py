@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._core.errors import DataError
-from dissensus._core.places import is_remote, local_copy, storage_errors
+from dissensus._core.places import filesystem, is_remote, local_copy, storage_errors
 from dissensus.features import _metadata, _shards
 from dissensus.features._shards import Index
 from dissensus.functional.arrays import Array
@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 MAPS = 256  # shards that are mapped at once; Linux allows 65,530 maps per process
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
+WHOLE_SHARE = 0.5  # of a shard's rows, from which on a shard at a URL is copied as a whole
 CODES = 128  # shards whose labels or groups are kept in memory
 
 
@@ -131,6 +132,7 @@ class Folder:
                 if len(self._lookup[kind]) < len(names):
                     self._lookup[kind] = {f"{i}: {name}": i for i, name in enumerate(names)}
         most = MAPS if not is_remote(folder) else max(1, min(MAPS, COPIES // max(index.shards.bytes)))
+        self._by_range = is_remote(folder) and sum(index.shards.bytes) > COPIES  # more than can be kept as copies
         self._maps = _Recent[Array](most)
         self._known = _Recent[NDArray[np.int64]](CODES)
         self._verify_when_read = False
@@ -141,8 +143,31 @@ class Folder:
             return self._map(0)[rows]
         values = np.empty((len(rows), *self.shape), self.dtype)
         for shard, here, inside in self._by_shard(rows):
-            values[here] = self._map(shard)[inside]
+            few = len(inside) < WHOLE_SHARE * self.index.shards.rows[shard]
+            if few and self._by_range and shard not in self._maps:
+                values[here] = self._fetch(shard, inside)
+            else:
+                values[here] = self._map(shard)[inside]
         return values
+
+    def _fetch(self, number: int, rows: Rows) -> Array:
+        """Return ascending rows of a shard at a URL by requests for these bytes only, one per run of neighbours."""
+        shards, row_bytes = self.index.shards, self.dtype.itemsize * math.prod(self.shape)
+        start = shards.bytes[number] - shards.rows[number] * row_bytes  # behind the header
+        unique, inverse = np.unique(rows, return_inverse=True)
+        runs = np.split(unique, np.flatnonzero(np.diff(unique) != 1) + 1)
+        path = self._features(number)
+        with storage_errors(path, missing=False):
+            fs, inside = filesystem(path)
+            begins = [start + int(run[0]) * row_bytes for run in runs]
+            ends = [start + (int(run[-1]) + 1) * row_bytes for run in runs]
+            try:
+                data = b"".join(fs.cat_ranges([inside] * len(runs), begins, ends, on_error="raise"))
+            except FileNotFoundError as error:
+                raise DataError(f"a shard must be as written; {path} is missing: copy or write it again") from error
+        if len(data) != len(unique) * row_bytes:
+            raise DataError(f"a shard must be as written; {path} is truncated: copy or write it again")
+        return np.frombuffer(data, self.dtype).reshape(-1, *self.shape)[inverse]
 
     def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
         if rows is None:
@@ -209,7 +234,7 @@ class Folder:
         expected = (shards.rows[number], *self.shape), self.dtype
         try:
             # A temporary copy is gone once it is mapped: its space is freed with the map, whatever ends the process.
-            with storage_errors(path), local_copy(path) as file:
+            with storage_errors(path, missing=False), local_copy(path) as file:
                 # As a plain array: np.memmap is a subclass, which makes every indexing slower.
                 array: Array = np.asarray(np.lib.format.open_memmap(file, mode="r"))
             if (array.shape, array.dtype) != expected:
@@ -255,6 +280,9 @@ class _Recent(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most, self._values, self._lock = most, OrderedDict[Hashable, T](), threading.Lock()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key, made if it is not there."""

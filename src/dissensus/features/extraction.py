@@ -15,7 +15,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from dissensus.features.store import LOCK, Store
 from dissensus.functional.arrays import Array
 
 PLAN, STOP, BAD = "plan.json", "plan.stop", "bad.tsv"
+READERS = 16  # threads that read receipts at a URL
 
 Errors = Sequence[tuple[str, str]]  # names of images, as `one_line` has them, and why they cannot be read
 
@@ -178,17 +180,18 @@ class Extraction:
             f"{name}/{file}": n for name in (FEATURES, METADATA) for file, n in files_in(self.folder / name).items()
         }
         names = files_in(self.folder)
-        for number in self.numbers:
-            name = self._receipt(number).name
-            if number in self._receipts or name not in names:
-                continue
-            with contextlib.suppress(DataError):  # a damaged receipt: the shard is written again
-                receipt = documents.read(Receipt, self.folder / name)
-                files = {} if receipt.shard is None else receipt.shard.files
-                own = receipt.shard is None or receipt.shard.number == number
-                if own and all(sizes.get(path) == written.bytes for path, written in files.items()):
-                    self._receipts[number] = receipt
+        unread = [n for n in self.numbers if n not in self._receipts and self._receipt(n).name in names]
+        with ThreadPoolExecutor(READERS if is_remote(self.folder) else 1) as pool:
+            receipts = {**self._receipts, **dict(zip(unread, pool.map(self._read, unread), strict=True))}
+        # A shard may have been removed since, or written where this process does not see it.
+        self._receipts = {n: receipt for n, receipt in receipts.items() if receipt and _is_whole(n, receipt, sizes)}
         return [number for number in self.numbers if number not in self._receipts]
+
+    def _read(self, number: int) -> Receipt | None:
+        try:
+            return documents.read(Receipt, self._receipt(number))
+        except DataError:  # damaged: the shard is written again
+            return None
 
     def write(self, number: int, features: Array, metadata: pa.Table, bad: Errors) -> Receipt:
         """Write a shard, then its receipt."""
@@ -309,6 +312,14 @@ class Extraction:
         if differing := [key for key in {**here, "part": 0} if not _same(there.get(key), here.get(key))]:
             shown = ", ".join(_difference(key, there.get(key), here.get(key)) for key in differing[:3])
             raise DataError(f"{self.folder} holds other features ({shown}): choose another folder, or delete it")
+
+
+def _is_whole(number: int, receipt: Receipt, sizes: Mapping[str, int]) -> bool:
+    """Whether the files of a shard have the sizes of its receipt."""
+    if receipt.shard is None:
+        return True
+    files = receipt.shard.files.items()
+    return receipt.shard.number == number and all(sizes.get(path) == written.bytes for path, written in files)
 
 
 def _same(there: Any, here: Any) -> bool:

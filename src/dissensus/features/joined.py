@@ -18,10 +18,13 @@ from torch import Tensor
 
 from dissensus._core.digests import digest
 from dissensus._core.errors import DataError
+from dissensus._core.places import as_text, is_url, place, storage_errors
 from dissensus.backbones import joined
+from dissensus.features._opening import holds_features
 from dissensus.features._provenance import check_backbone
 from dissensus.features.featureset import FeatureSet
 from dissensus.functional.arrays import Values
+from dissensus.images import LISTINGS, is_one_image
 
 
 class JoinedFeatures:
@@ -167,9 +170,26 @@ def matched(expected: Mapping[str, Any] | None, features: Features, name: str) -
 
 def open_features(where: str | os.PathLike[str]) -> Features:
     """Open a feature folder or an .npz file; several, with commas between them, are joined."""
-    path = os.fspath(where)
-    places = several(path)
-    return JoinedFeatures([FeatureSet.open(place) for place in places]) if places else FeatureSet.open(path)
+    paths = several(as_text(where))
+    return JoinedFeatures([FeatureSet.open(path) for path in paths]) if paths else FeatureSet.open(where)
+
+
+def is_features(where: str | os.PathLike[str]) -> bool:
+    """Whether `open_features` opens a path or URL: a feature folder or an .npz file, or several with commas between.
+
+    A feature folder is one that `extract`, `save` or `FeatureWriter` finished, or one that clip-retrieval wrote.
+    """
+    path = as_text(where)
+    if paths := several(path):
+        return all(map(is_features, paths))
+    if path.endswith(".npz"):
+        return True
+    if not is_url(path):
+        return os.path.isdir(path) and holds_features(place(path))
+    if is_one_image(path) or path.lower().endswith(LISTINGS):
+        return False
+    with storage_errors(path):
+        return holds_features(place(where))
 
 
 def several(path: str) -> list[str]:

@@ -172,8 +172,12 @@ def read(reader: Reader, requests: Iterable[Request], workers: int) -> Iterator[
 
 @contextlib.contextmanager
 def read_iterable(shards: IterableDataset[Batch], workers: int) -> Iterator[Iterator[Batch]]:
-    """Read the batches of an iterable data set ahead, as `read` does; each worker reads the shards that it takes."""
-    with _reading(_ahead(shards, workers)) as batches:
+    """Read the batches of an iterable data set ahead, as `read` does; each worker reads the shards that it takes.
+
+    Raises:
+        DissensusError: If a worker is killed, or if it raised one, with the same class and message.
+    """
+    with _reading(_ahead(_Forwarding(shards) if workers else shards, workers)) as batches:
         yield batches
 
 
@@ -206,8 +210,28 @@ def _refuse_unreadable(batch: Batch) -> Batch:
     return batch
 
 
+class _Raised(NamedTuple):
+    """An error of a worker."""
+
+    kind: type[DissensusError]
+    message: str
+
+
+@dataclass(frozen=True)
+class _Forwarding(IterableDataset[Batch | _Raised]):
+    """Batches, and at the end the user's mistake if one is raised: PyTorch would add a traceback to its message."""
+
+    source: IterableDataset[Batch]
+
+    def __iter__(self) -> Iterator[Batch | _Raised]:
+        try:
+            yield from self.source
+        except DissensusError as error:
+            yield _Raised(type(error), str(error))
+
+
 def _ahead(
-    source: Dataset[Batch], workers: int, sampler: Iterator[Request] | None = None
+    source: Dataset[Any], workers: int, sampler: Iterator[Request] | None = None
 ) -> Generator[Batch, None, None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
@@ -226,7 +250,10 @@ def _ahead(
         with _no_interrupts():
             batches = iter(loader)
     try:
-        yield from batches
+        for batch in batches:
+            if isinstance(batch, _Raised):
+                raise batch.kind.__new__(batch.kind, batch.message)  # some have an __init__ of other arguments
+            yield batch
     finally:
         with _no_interrupts():
             getattr(batches, "_shutdown_workers", lambda: None)()  # at once, not during garbage collection

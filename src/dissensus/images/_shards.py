@@ -11,19 +11,23 @@ import os
 import posixpath
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from PIL import Image
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.places import is_url, storage_errors
-from dissensus.images._files import opened, shared_folders, size_now, sizes_of
+from dissensus.images._files import opened, read_part, shared_folders, size_now, sizes_of
 from dissensus.images._listing import listing_errors
 from dissensus.images._tars import is_hidden, parse_sidecar
 from dissensus.images.decoding import SUFFIXES, BadImage, decode, digest
 
+END_BYTES = 2**16  # of either end of a tar, which its fingerprint covers
+READS_AT_ONCE = 32
 DECOMPRESS: dict[tuple[str, ...], Callable[[BinaryIO], Any]] = {
     (".gz", ".tgz"): lambda file: gzip.GzipFile(fileobj=file),
     (".bz2", ".tbz2"): bz2.BZ2File,
@@ -84,12 +88,22 @@ class TarShards:
         paths = [name.split("/") for name in self.names]
         shared = shared_folders([path[:-1] for path in paths])
         relative = ["/".join(path[shared:]) for path in paths]
-        return hashlib.sha256(json.dumps([relative, self.sizes, *facts]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([relative, self.sizes, self._ends, *facts]).encode()).hexdigest()
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        """A sha256 of the first and last bytes of each tar: sizes are multiples of 512 bytes or more and say little.
+
+        A change in the middle of a large tar goes unnoticed. Dates and ETags would notice, but a copy has others.
+        """
+        with ThreadPoolExecutor(min(READS_AT_ONCE, len(self.names))) as pool:
+            return tuple(pool.map(_digest_of_ends, self.names, self.sizes))
 
     def samples(self, shard: int) -> Iterator[Streamed]:
         from webdataset.tariterators import group_by_keys
 
         path = self.names[shard]
+        prefix = f"{posixpath.basename(path)}/" if len(self.names) > 1 else ""  # as in an `ImageSet` of several tars
         try:
             with ExitStack() as stack:
                 # Errors of storage only, not of the code that uses the samples: a generator does not see those.
@@ -99,7 +113,8 @@ class TarShards:
                     if path.lower().endswith(suffixes):
                         file = stack.enter_context(decompress(file))
                 for sample in group_by_keys(_members(file, path), lcase=False):
-                    yield from _images(sample)
+                    for image in _images(sample):
+                        yield image._replace(name=prefix + image.name)
         except DissensusError:
             raise
         except (tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
@@ -107,6 +122,15 @@ class TarShards:
                 f"a shard must be a whole tar; {path} is missing, damaged or truncated ({error}): "
                 "copy or create it again"
             ) from error
+
+
+def _digest_of_ends(path: str, size: int) -> str:
+    with listing_errors(path):
+        if size <= 2 * END_BYTES:
+            data = read_part(path, 0, size if size >= 0 else END_BYTES)
+        else:
+            data = read_part(path, 0, END_BYTES) + read_part(path, size - END_BYTES, END_BYTES)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _members(file: BinaryIO, path: str) -> Iterator[dict[str, Any]]:

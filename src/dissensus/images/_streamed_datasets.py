@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ class DatasetShards:
     label: str
     names: tuple[str, ...]
     classes: tuple[str, ...] | None
+    identity: str  # of the data set; distinguishes its contents from those of another
 
     @classmethod
     def of(cls, dataset: Any, image: str, label: str) -> DatasetShards:
@@ -35,21 +37,18 @@ class DatasetShards:
         if columns is not None and image not in columns:
             raise DataError(f"the data set has no column {image!r}: choose image among {', '.join(columns)}")
         classes = class_names(dataset, label)
+        identity = _identity(dataset)
         features = getattr(dataset, "features", None)
         kind: Any = features.get(image) if isinstance(features, Mapping) else None
         if getattr(kind, "decode", False):
             dataset = dataset.cast_column(image, type(kind)(decode=False))
         count = max(1, int(getattr(dataset, "num_shards", 1)))
         names = tuple(f"{i:05}-of-{count:05}" for i in range(count))
-        return cls(dataset, image, label, names, None if classes is None else tuple(classes))
+        return cls(dataset, image, label, names, None if classes is None else tuple(classes), identity)
 
     def fingerprint(self, *facts: object) -> str:
-        info = getattr(self.dataset, "info", None)
-        known = [getattr(info, name, None) for name in ("builder_name", "dataset_name", "config_name", "version")]
-        known += [getattr(self.dataset, "_fingerprint", None), getattr(self.dataset, "split", None)]
-        texts = [None if value is None else str(value) for value in known]
-        columns = [self.image, self.label, self.classes]
-        return hashlib.sha256(json.dumps([texts, columns, len(self.names), *facts]).encode()).hexdigest()
+        known = [self.identity, self.image, self.label, self.classes, len(self.names)]
+        return hashlib.sha256(json.dumps([*known, *facts]).encode()).hexdigest()
 
     def samples(self, shard: int) -> Iterator[Streamed]:
         whole = len(self.names) == 1
@@ -80,3 +79,40 @@ class DatasetShards:
         except BadImage as error:
             return Streamed(name, None, str(error), text, "")
         return Streamed(name, image, None, text, digest)
+
+
+def _identity(dataset: Any) -> str:
+    """Return a text that data sets with different contents do not share; random if nothing tells them apart."""
+    info = getattr(dataset, "info", None)
+    facts = [getattr(info, name, None) for name in ("builder_name", "dataset_name", "config_name", "version")]
+    facts += [getattr(dataset, name, None) for name in ("split", "features", "_fingerprint")]
+    if facts[-1] is None:
+        facts.append(_pipeline(dataset) or secrets.token_hex(32))
+    return "\n".join(map(str, facts))
+
+
+def _pipeline(dataset: Any) -> str | None:
+    """Return a hash of what a Hugging Face data set iterates: files, parameters and functions; None if it has none."""
+    if not hasattr(dataset, "_ex_iterable"):
+        return None
+    from datasets.fingerprint import Hasher  # type: ignore[import-untyped]
+
+    settings = ("_formatting", "_distributed", "_shuffling", "_starting_state_dict")
+    try:
+        parts = [_parameters(dataset._ex_iterable), int(getattr(dataset, "epoch", 0))]
+        return str(Hasher.hash([*parts, *(getattr(dataset, name, None) for name in settings)]))
+    except Exception:  # whatever an object raises that cannot be pickled, such as a generator or a connection
+        return None
+
+
+def _parameters(value: Any) -> Any:
+    """Return what a part of a pipeline is made of, without what differs from run to run."""
+    if isinstance(value, list | tuple):
+        return [_parameters(item) for item in value]
+    builder: Any = getattr(value, "__self__", None)  # of a method
+    if hasattr(builder, "config") and hasattr(builder, "cache_dir"):
+        return [value.__qualname__, type(builder).__qualname__, builder.config, getattr(builder, "hash", None)]
+    if any(cls.__name__ == "_BaseExamplesIterable" for cls in type(value).__mro__):
+        parts = {name: part for name, part in vars(value).items() if name != "_state_dict"}  # how far it was read
+        return [type(value).__qualname__, {name: _parameters(part) for name, part in sorted(parts.items())}]
+    return value

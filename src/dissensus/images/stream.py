@@ -35,7 +35,7 @@ class ImageStream:
         """Use tars, plain or compressed (.tar.gz), by a brace pattern or a list of paths, patterns and URLs.
 
         Samples are those of WebDataset: `key.jpg` beside `key.cls` or `key.json`. Without these, the label is the
-        folder that holds the image.
+        folder that holds the image. With several tars, names start with the tar's, as in an `ImageSet`.
 
         Raises:
             DataError: If there is no shard, or one does not exist.
@@ -53,6 +53,9 @@ class ImageStream:
             image: The column of images.
             label: The column of labels, if there is one: class indices or names.
             unlabelled: Leave labels out.
+
+        Nothing identifies the contents of a plain iterable, so each such stream has a fingerprint of its own: an
+        extraction continues with the same stream or a pickled copy, but not with one that is created again.
         """
         return cls(DatasetShards.of(dataset, image, label), unlabelled)
 
@@ -75,7 +78,12 @@ class ImageStream:
 
     @property
     def fingerprint(self) -> str:
-        """A sha256 of the shards' names and sizes; the same for a copy elsewhere."""
+        """A sha256 of what the shards are; features are only reused for images of the same fingerprint.
+
+        Of tars: names, sizes, and the first and last 64 KiB, which are read once; the same for a copy elsewhere. Of a
+        Hugging Face data set: its files, parameters and transformations. Of any other iterable: random, drawn by
+        `from_dataset` and kept when the stream is pickled.
+        """
         return self._source.fingerprint(self._unlabelled, self._shorter)
 
     def samples(self, shard: int) -> Iterator[Streamed]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
@@ -20,6 +21,7 @@ from dissensus._core import documents
 from dissensus._core.digests import digest
 from dissensus._core.errors import DissensusError, RunError, ShapeError
 from dissensus._core.files import make_folder
+from dissensus._core.places import filesystem, is_remote, is_url, place
 from dissensus.functional.fitted import FittedScore
 from dissensus.functional.parts import MARK, PartScore, part_name
 from dissensus.models.ensemble import Ensemble, Tail
@@ -31,7 +33,7 @@ class PartInfo(documents.Part):
     """A part of a joined ensemble."""
 
     name: Annotated[str, Field(min_length=1)]
-    ensemble: str  # its folder, relative to that of joined.json
+    ensemble: str  # its folder, relative to that of joined.json; on other storage its path or URL
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]  # of its features, for one sample
     fingerprint: str  # of its members' weights
 
@@ -184,20 +186,20 @@ class JoinedEnsemble(Ensemble):
         Raises:
             RunError: If joined.json or a part is missing, damaged, or not the one that was joined.
         """
-        folder = Path(folder)
+        folder = place(folder)
         info = documents.read(JoinedInfo, folder / INFO)
         parts = dict[str, Ensemble]()
         for part in info.parts:
-            place = folder / part.ensemble
-            if not place.is_dir():
+            where = _locate(folder, part.ensemble)
+            if not where.is_dir():
                 raise RunError(
-                    f"a joined run needs its parts; {part.name} is not at {os.path.normpath(place)}: move them "
+                    f"a joined run needs its parts; {part.name} is not at {_normal(where)}: move them "
                     f"together, or {JoinedInfo.remedy}"
                 )
-            parts[part.name] = Ensemble.load(place, tail)
+            parts[part.name] = Ensemble.load(where, tail)
             if parts[part.name].fingerprint != part.fingerprint:
                 raise RunError(
-                    f"a joined run holds for the members it was made of; {os.path.normpath(place)} has others now: "
+                    f"a joined run holds for the members it was made of; {_normal(where)} has others now: "
                     f"{JoinedInfo.remedy}"
                 )
         try:
@@ -218,11 +220,11 @@ def write(folder: Path, parts: Mapping[str, Path], shapes: Mapping[str, Sequence
     entries = [
         PartInfo(
             name=name,
-            ensemble=Path(os.path.relpath(place.resolve(), folder.resolve())).as_posix(),
+            ensemble=_name(where, folder),
             shape=tuple(shapes[name]),
-            fingerprint=Ensemble.load(place).fingerprint,
+            fingerprint=Ensemble.load(where).fingerprint,
         )
-        for name, place in parts.items()
+        for name, where in parts.items()
     ]
     documents.write(folder / INFO, JoinedInfo(parts=tuple(entries)))
 
@@ -232,7 +234,30 @@ def part_folders(folder: Path) -> dict[str, Path]:
     if not (folder / INFO).is_file():
         return {}
     parts = documents.read(JoinedInfo, folder / INFO).parts
-    return {part.name: Path(os.path.normpath(folder / part.ensemble)) for part in parts}
+    return {part.name: _normal(_locate(folder, part.ensemble)) for part in parts}
+
+
+def _name(part: Path, folder: Path) -> str:
+    """Return how joined.json in `folder` names a part: relative if both are on one file system, under one root."""
+    if not is_remote(part) and not is_remote(folder):
+        return Path(os.path.relpath(part.resolve(), folder.resolve())).as_posix()
+    if is_remote(part) and is_remote(folder):
+        (theirs, at), (ours, start) = filesystem(part.resolve()), filesystem(folder.resolve())
+        if theirs == ours and posixpath.commonpath([at, start]).strip("/"):
+            return posixpath.relpath(at, start)
+    return str(part.resolve())
+
+
+def _locate(folder: Path, name: str) -> Path:
+    """Return the folder of a part by its name in joined.json."""
+    if is_url(name) or os.path.isabs(name):
+        return place(name)
+    return (folder / name).resolve() if is_remote(folder) else folder / name
+
+
+def _normal(path: Path) -> Path:
+    """Return a path without dots."""
+    return path if is_remote(path) else Path(os.path.normpath(path))
 
 
 class _PartScores(Mapping[str, FittedScore]):

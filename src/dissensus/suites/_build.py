@@ -17,7 +17,7 @@ from dissensus import backbones
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder
 from dissensus._core.options import combine
-from dissensus._core.places import place
+from dissensus._core.places import is_remote, place
 from dissensus.backbones import Backbone, engines
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features import ExtractOptions, FeatureSet, extract
@@ -79,7 +79,7 @@ def from_recipe(
             crop=recipe.crop if crop is None else crop,
         )
     if features is not None:
-        check_outside(Path(features), [Path(root, status.place) for status in statuses])
+        check_outside(place(features), [Path(root, status.place) for status in statuses])
     if recipe.note:
         counts = ", ".join(f"{s.name} {s.images:,}" for s in statuses if s.role in ("train", "id", "held-out"))
         notify(f"{recipe.name}: {recipe.note} ({counts})")
@@ -109,10 +109,12 @@ def _as_images(features: FeatureSet, side: int) -> ImageSet:
 
 def check_outside(features: Path, places: Sequence[Path]) -> None:
     """Raise if the features would be written among the images, where they would look like another class."""
+    if is_remote(features):
+        return
     for folder in places:
         if features.resolve().is_relative_to(folder.resolve()):
             raise DissensusError(
-                f"features must be kept outside of the images; {features} is inside {place}: choose another --out, "
+                f"features must be kept outside of the images; {features} is inside {folder}: choose another --out, "
                 "or --features (in Python features=)"
             )
 

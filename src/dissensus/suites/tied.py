@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError, some
+from dissensus._core.places import place
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.images import ImageSet
 
@@ -146,7 +147,7 @@ def load(
         raise DataError(f"suite {NAME} needs the styles of its pair; missing: {error}: {GET}") from error
     split(_grouped(pair, ImageSet.joined(styles)), seed)  # raise for too few images before they are extracted
     if features is not None:
-        check_outside(Path(features), [Path(root) / place for folder in STYLES.values() for place in _places(folder)])
+        check_outside(place(features), [Path(root) / each for folder in STYLES.values() for each in _places(folder)])
     if not isinstance(backbone, backbones.Backbone):
         backbone = backbones.create(backbone or "lite0", weights, layers or 1, size=size or 128, crop=crop or 1.0)
     sources = [Source(style, "style", images) for style, images in styles.items()]
@@ -221,9 +222,9 @@ def _find(pair: Pair, root: Path) -> dict[str, ImageSet]:
     styles = {}
     for style in sorted(pair.styles):
         places = _places(STYLES[style])
-        found = next((root / place for place in places if (root / place).exists()), None)
+        found = next((root / each for each in places if (root / each).exists()), None)
         if found is None:
-            raise FileNotFoundError(" or ".join(str(root / place) for place in places))
+            raise FileNotFoundError(" or ".join(str(root / each) for each in places))
         styles[style] = ImageSet.find(found)
     return styles
 

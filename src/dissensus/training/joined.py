@@ -16,6 +16,7 @@ from dissensus._core import documents
 from dissensus._core.digests import digest
 from dissensus._core.errors import RunError, some
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries
+from dissensus._core.places import place
 from dissensus.backbones import joined as backbones
 from dissensus.models import joined as ensembles
 from dissensus.training.run import INFO, Data, Run, RunInfo, versions
@@ -33,7 +34,7 @@ def join(
 
     Args:
         runs: Two or more runs, trained on the same images with the same classes. They stay where they are: the joined
-            run names them by their relative paths.
+            run names them by their relative paths, or by their URLs if they are on other storage.
         out: The folder to write: a new one, one that holds this joined run, or one with nothing but its parts.
         shapes: The shape of one sample's features for each run; None: it is measured, which loads the backbones.
 
@@ -48,7 +49,7 @@ def join(
     names = check(parts)
     about = [part.settings["backbone"] for part in parts]
     info = _info(parts, about, names)
-    folder = Path(out)
+    folder = place(out)
     if _holds(folder, info):
         return Run.open(folder)
     if shapes is None:
