@@ -6,7 +6,9 @@ import dataclasses
 import importlib.util
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -247,3 +249,23 @@ def test_the_compiler_of_pytorch(vit):
 )
 def test_features_of_int8_are_not_mixed_with_others(one, other, same):
     assert engines.interchangeable(one, other) is same
+
+
+def test_features_depend_on_neither_threads_nor_batches():
+    """Images are computed by one thread each, and single images as in a batch; other threads keep their number."""
+    backbone = backbones.create("resnet10t", "random", layers=1, size=48)
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (21, 48, 48, 3), np.uint8))
+    before = torch.get_num_threads()
+    try:
+        runs = {}
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            runs[threads] = engines.create("eager", backbone)
+            assert torch.equal(runs[threads](pixels), runs[1](pixels))
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == threads
+        whole = runs[1](pixels)
+        for size in (1, 2, 3, 5, 8):
+            assert torch.equal(torch.cat([runs[3](part) for part in torch.split(pixels, size)]), whole)
+    finally:
+        torch.set_num_threads(before)

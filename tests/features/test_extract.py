@@ -349,7 +349,7 @@ def test_a_bad_image_counts_once_however_many_passes(backbone, tmp_path):
 
 def test_an_image_that_breaks_between_passes_is_reported_and_then_left_out(backbone, tmp_path, monkeypatch):
     images, reads = some_bad(tmp_path / "tree", bad=()), []
-    original = ImageSet.image
+    original = ImageSet.load
 
     def breaking(self, i):
         reads.append(i)
@@ -357,7 +357,7 @@ def test_an_image_that_breaks_between_passes_is_reported_and_then_left_out(backb
             (tmp_path / "tree" / "cat" / "02.png").write_bytes(b"no")
         return original(self, i)
 
-    monkeypatch.setattr(ImageSet, "image", breaking)
+    monkeypatch.setattr(ImageSet, "load", breaking)
     options = {"augment": 2, "max_bad": 0.1, "shard_images": 10, "batch_size": 5, **QUICK}
     with data_refused("readable in all passes or in none; cat/02.png was in some only.*: run the same command again"):
         extract(images, backbone, tmp_path / "f", **options)
@@ -407,7 +407,7 @@ def test_a_long_strip_is_used(backbone, tmp_path):
 
 
 def test_a_worker_that_is_killed_is_reported_in_one_line(backbone, tmp_path, monkeypatch):
-    main, original = os.getpid(), ImageSet.image
+    main, original = os.getpid(), ImageSet.load
 
     def dying(self, i):
         if i == 25 and os.getpid() != main:
@@ -417,7 +417,7 @@ def test_a_worker_that_is_killed_is_reported_in_one_line(backbone, tmp_path, mon
     images = pictures(30)
     options = {"shard_images": 5, "batch_size": 5, "progress": False}
     with monkeypatch.context() as patch:
-        patch.setattr(ImageSet, "image", dying)
+        patch.setattr(ImageSet, "load", dying)
         with refused("a process that reads images was killed, probably for lack of memory: use fewer --workers"):
             extract(images, backbone, tmp_path / "f", workers=1, **options)
     assert len(extract(images, backbone, tmp_path / "f", workers=1, **options)) == 30

@@ -163,7 +163,7 @@ def test_forked_workers_read(tmp_path, url):
 def test_what_is_wrong_with_a_folder(tmp_path, url):
     write(tmp_path, {"x/readme.md": b"", "one.jpg": RED, "a.zip": b"", "packed/a.tgz": b"", "mixed/c/1.png": RED})
     write(tmp_path, {"mixed/2.png": RED, "half/c/1.png": RED, "half/d/notes.txt": b""})
-    write(tmp_path, {"f/index.json": b"{}", "f/shard-00000.safetensors": b"", "d/.hidden/x.png": RED})
+    write(tmp_path, {"f/index.json": b"{}", "f/img_emb/img_emb_00000.npy": b"", "d/.hidden/x.png": RED})
     upload(tmp_path, url)
     for name, match in {
         "nothing": "there is nothing at .*nothing: check the URL",

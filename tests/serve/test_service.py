@@ -28,7 +28,7 @@ def test_service_says_what_the_detector_says(service, place):
         found, limit = service.verdict(inspection)
         assert found.votes == verdict.votes
         assert found.verdict == verdict.verdict
-        assert found.score == pytest.approx(verdict.score, abs=1e-5)
+        assert found.score == pytest.approx(verdict.score, rel=1e-6, abs=1e-5)  # float32, of batches of 1 and 2
         assert (found.score > limit) == found.out
         assert service.top_classes(inspection)[0] == (found.class_name, pytest.approx(found.confidence))
     assert [v.verdict for v in expected] == ["nothing unusual", "out"]

@@ -1,4 +1,4 @@
-"""Run tasks on a Ray cluster: placement, retries and autoscaling are Ray's.
+"""Run tasks on a Ray cluster: Ray handles placement, retries and autoscaling.
 
 for number, result in on_ray(work, job, range(100)):      # work(job, number) -> result
     ...
@@ -18,8 +18,7 @@ from dissensus._core.errors import DissensusError
 T = TypeVar("T")
 
 PLACES = ("local", "ray")
-ADDRESS_SECONDS = 20.0  # to reach a cluster
-AHEAD = 4  # tasks that wait for every one that runs, so that Ray sees the demand
+AHEAD = 4  # tasks submitted per CPU, so that Ray sees the demand
 
 
 def check(on: str) -> None:
@@ -45,7 +44,7 @@ def on_ray(
     as long as the work takes. `job` is sent once. A task whose node dies is run again on another.
 
     Raises:
-        DissensusError: If the cluster cannot be reached, or a task raises one; other errors of a task are Ray's.
+        DissensusError: If the cluster cannot be reached, or a task raises one; Ray raises other errors of a task.
     """
     ray = _connected()
     running: dict[Any, Any] = {}
@@ -97,7 +96,7 @@ def _connected() -> Any:
 
 
 def _guarded(shared: tuple[Callable[[Any, Any], T], Any, str], item: Any) -> tuple[DissensusError | None, T | None]:
-    """Return a user's mistake as a value: Ray would wrap it, and print a traceback."""
+    """Return a `DissensusError` as a value: Ray would wrap an exception, and print a traceback."""
     work, job, folder = shared
     if os.path.isdir(folder):
         os.chdir(folder)  # so that relative paths mean what they mean to the user

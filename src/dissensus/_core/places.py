@@ -6,8 +6,8 @@
     with local_copy(folder / "weights.safetensors") as path:
         load_file(path)
 
-A local path is a `pathlib.Path`; a URL is a `UPath` of universal-pathlib, which has the same methods. Errors of
-storage, such as a bucket without permission, become one line by `storage_errors`.
+A local path is a `pathlib.Path`; a URL is a `UPath` of universal-pathlib, which has the same methods. `storage_errors`
+turns errors of storage, such as a bucket without permission, into one line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = {
     "abfs": "adlfs",
     "hf": "huggingface_hub",
 }
-# Other processes write too: listings are asked for again.
+# Other processes write too, so listings are not cached.
 FRESH: dict[str, Any] = {"use_listings_cache": False}
 # Errors of cloud libraries that are not an OSError, by the module that defines them.
 STORAGE_MODULES = ("botocore", "aiobotocore", "aiohttp", "google", "gcsfs", "azure", "huggingface_hub", "s3fs")
@@ -58,7 +58,7 @@ def place(where: str | os.PathLike[str]) -> Path:
     text = as_text(where)
     if not is_url(text):
         return Path(text)
-    if hasattr(where, "storage_options"):  # a UPath, whose options its URL does not have
+    if hasattr(where, "storage_options"):  # a UPath: its URL does not contain its options
         return cast(Path, where)
     import fsspec
     from upath import UPath
@@ -80,7 +80,7 @@ def absolute(where: str) -> str:
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a place is on other storage than the local file system."""
+    """Whether a place is not on the local file system."""
     return not isinstance(path, Path)
 
 
@@ -143,9 +143,9 @@ def upload(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(where: object, error: type[DissensusError] = DataError, *, missing: bool = True) -> Iterator[None]:
-    """Turn errors of storage behind a URL into one line of class `error`; local paths raise as they are.
+    """Turn errors of storage behind a URL into one line of class `error`; errors of local paths are not changed.
 
-    With `missing=False`, so does `FileNotFoundError`, which the caller explains.
+    With `missing=False`, `FileNotFoundError` is not changed either; the caller handles it.
     """
     try:
         yield
@@ -159,7 +159,7 @@ def storage_errors(where: object, error: type[DissensusError] = DataError, *, mi
 
 
 def storage_problem(error: BaseException) -> str | None:
-    """Return what is wrong with storage in a few words; None if the error is not one of storage."""
+    """Return what is wrong with storage in a few words; None if it is not a storage error."""
     module = type(error).__module__.partition(".")[0]
     if not isinstance(error, OSError) and module not in STORAGE_MODULES:
         return None

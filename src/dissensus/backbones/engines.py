@@ -138,12 +138,17 @@ def _in_threads(forward: Callable[[Tensor], Tensor]) -> Engine:
 def _single_threads(count: int) -> ThreadPoolExecutor:
     """Return a pool whose threads run PyTorch in one thread each; other threads keep `count`."""
     everyone = threading.Barrier(count + 1)
-    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(count, initializer=_use_one_thread)
     for _ in range(count):
         pool.submit(everyone.wait)
     everyone.wait()  # all of them have started
     torch.set_num_threads(count)  # of this thread, and of those to come
     return pool
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # makes it final: else the first operation takes the number that others set
 
 
 def at_once(size: int) -> int:

@@ -49,17 +49,17 @@ def extract(
             tars that are read as a stream, as a pattern such as 'train-{000..999}.tar'. A path or a URL: s3://, gs://.
         out: the feature folder to write, a path or a URL.
         classes_of: number the labels as in this feature folder, that of the training set.
-        unlabelled: take every image beneath, whatever its folder, without a label.
+        unlabelled: take every image in all subfolders, without labels.
         base: folder of the paths in a list or table; by default its own.
         image_column: the column of a table that names the images.
         label_column: the column of a table that holds the labels.
         group_columns: columns of a table whose combinations are groups.
         only: rows of a table to keep, each as COLUMN=VALUE.
-        shrink: first shrink larger images to this many pixels (the shorter side), so that sharpness does not give a
-            set away.
+        shrink: first shrink larger images to this many pixels (the shorter side), so that a set cannot
+            be detected by its sharpness.
         random_order: store the images in random order, by --seed, instead of sorted by class: for training sets of more
-            than 4 GiB of features, which are shuffled in blocks of neighbours.
-        on: local, or ray for the Ray cluster at RAY_ADDRESS; its nodes must all reach the images and OUT.
+            than 4 GiB of features, which are shuffled in blocks of consecutive rows.
+        on: local, or ray for the Ray cluster at RAY_ADDRESS; all its nodes must have access to the images and OUT.
         part: write only the K-th of N parts, counted from 1, for job arrays; dissensus merge joins them.
         progress: show a progress bar when stderr is a terminal.
     """
@@ -119,7 +119,7 @@ def extract(
         features = run(image_set, trunk, out, options, on=on, part=part, progress=progress, fabric=fabric)
     if fabric.is_global_zero:
         seconds, bad = time.monotonic() - start, features.provenance["bad"]
-        rate = "" if begun else f" ({len(features) / seconds:.0f} per second)"  # else some were there already
+        rate = "" if begun else f" ({len(features) / seconds:.0f} per second)"  # a resumed run has features already
         unread = f"; {bad} could not be read: {place(out) / 'bad.tsv'}" if bad else ""
         say(f"features of {len(features):,} images in {seconds:.0f} s{rate}{unread}")
         if part is not None:

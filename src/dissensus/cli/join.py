@@ -14,7 +14,7 @@ def join(runs: list[str], *, out: str) -> None:
 
     Its members are those of all runs, and an image is decoded once for all backbones. The runs must be trained on the
     same images with the same classes; they stay where they are, and the joined run names them by relative paths.
-    Calibrate it then: the p-values of all backbones are combined and calibrated together, so that the false-alarm rate
+    Then calibrate it: the p-values of all backbones are combined and calibrated together, so that the false-alarm rate
     is guaranteed whatever they have in common.
 
     Args:

@@ -1,11 +1,11 @@
-"""Verdicts in parts: `predict` on a Ray cluster or in a job array, and their joining.
+"""Verdicts in parts: `predict` on a Ray cluster or in a job array, and the merging of parts.
 
     verdicts.csv.parts/plan.json           what is predicted; another prediction is refused
     verdicts.csv.parts/part-00003.csv      the verdicts of one shard of the images, written atomically
     verdicts.csv                           all of them, in order
     verdicts.csv.part.json                 with --part: which part it is, and of what
 
-The shard is the task: whoever runs it, it has the same bytes. A killed command continues with what is missing.
+Each shard is one task. Its bytes do not depend on the process. A killed command continues with the missing shards.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _digest(detector: Detector) -> str:
 
 
 def _claim(folder: Path, asked: Asked) -> None:
-    """Begin or continue in a folder of parts; raise if it holds those of another prediction."""
+    """Begin or continue in a folder of parts; raise if its parts are of another prediction."""
     if not is_remote(folder):
         remove_temporaries(folder)
     if not (folder / PLAN).is_file():
@@ -291,7 +291,7 @@ def _counted(data: bytes, file_format: str) -> Iterator[str]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the parts, the plan last, so that a kill in between leaves files that it explains."""
+    """Remove the parts and then the plan, so that the plan still describes files that a kill leaves behind."""
     for name in sorted(files_in(folder), key=lambda name: name == PLAN):
         (folder / name).unlink(missing_ok=True)
     if not is_remote(folder):

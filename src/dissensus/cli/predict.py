@@ -33,14 +33,14 @@ def predict(
 ) -> None:
     """Predict the class of every image, its confidence, and whether the image is out of distribution.
 
-    Images are read as they come, in constant memory. One that cannot be read has an error in its row, and so has one of
-    a list that does not exist.
+    Images are streamed in constant memory. An image that cannot be read, or a path in a list that does not exist, has
+    an error in its row.
 
     Args:
         run: a run folder, preferably calibrated: dissensus calibrate.
         paths: images and folders of images; or one list (.txt), table (.csv), .tar, feature folder or .npz file; or
             tars as a pattern, such as 'new-{000..999}.tar'; or - for a list of paths on stdin. Paths or URLs. For a
-            joined run features of every backbone, with commas between them.
+            joined run, features of every backbone, separated by commas.
         format: auto is a table on a terminal and JSON lines elsewhere.
         out: a file to write instead of stdout, .jsonl or .csv.
         explain: show each member's vote and, if scores are combined, each score's p-value.
@@ -50,7 +50,7 @@ def predict(
         engine: how the trunk runs: dissensus list engines; onnx is faster on CPUs. By default eager, or onnx-int8 for a
             run that was trained on its features.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
-        on: local, or ray for the Ray cluster at RAY_ADDRESS; its nodes must all reach RUN, the images and OUT.
+        on: local, or ray for the Ray cluster at RAY_ADDRESS; all its nodes must have access to RUN, the images and OUT.
         part: predict only the K-th of N parts, counted from 1, for job arrays; dissensus merge joins them.
         progress: show a progress bar if stderr is a terminal and stdout is not.
     """

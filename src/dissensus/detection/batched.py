@@ -31,9 +31,9 @@ class BatchPredictor:
     """Predict batches given as arrays by column; loads the detector once, where it is created.
 
     Args:
-        run: A run folder, preferably calibrated; a path or a URL that every node reaches.
+        run: A run folder, preferably calibrated; a path or a URL that every node can access.
         column: The column of images: encoded bytes, paths or URLs, or uint8 pixels (H, W, 3). None: "bytes", "image" or
-            "path", whichever is there.
+            "path", the first that is present.
         false_alarms: Share of ID samples that may be called out, instead of the calibrated one.
         engine: How the trunk runs: see `Detector`; None: as for the training features.
         device: Where to run.

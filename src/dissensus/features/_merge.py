@@ -73,7 +73,7 @@ def merge(parts: Sequence[PathLike], out: PathLike) -> FeatureSet:
 
 
 def check_folder_of(store: Store) -> None:
-    """Raise if another command has written to the folder meanwhile."""
+    """Raise if another command has written to the folder in the meantime."""
     if store.contents():
         raise DataError(f"features need an empty folder; {store.folder} holds some: choose another")
 
@@ -86,7 +86,7 @@ def check_parts(parts: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]
         facts: What must be the same in all parts, by name.
 
     Raises:
-        DataError: If they are not all the parts of one whole, each once.
+        DataError: If a part is missing or given twice, or the parts do not belong together.
     """
     if not parts:
         raise DataError("parts are joined; none is given: name them all")

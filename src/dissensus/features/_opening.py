@@ -1,4 +1,4 @@
-"""Open a feature folder: one of ours, by its index, or one that clip-retrieval wrote, by its files."""
+"""Open a feature folder: one that Dissensus wrote, by its index, or one that clip-retrieval wrote, by its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dissensus.features._storage import Folder
 
 LABELS = ("label", "class", "cls")
 THREADS = 16  # that read headers and labels of a folder without an index
-PROBE = 2**16  # bytes at both ends of a file that tell its contents apart
+PROBE = 2**16  # bytes at each end of a file that its digest covers
 
 T = TypeVar("T")
 
@@ -51,10 +51,10 @@ def open_folder(folder: Path, label_column: str | None = None) -> Folder:
 
 
 def holds_features(folder: Path) -> bool:
-    """Whether `open_folder` takes a folder: one of ours, if it is finished, or one that clip-retrieval wrote."""
+    """Whether `open_folder` accepts a folder: a finished one of Dissensus, or one that clip-retrieval wrote."""
     if (folder / INDEX).is_file():
         return True
-    if not (folder / FEATURES).is_dir():  # asked first: s3fs lists the parent of what is missing, perhaps many images
+    if not (folder / FEATURES).is_dir():  # first: if it is missing, s3fs lists its parent, perhaps many images
         return False
     arrays = any(name.endswith(".npy") for name in files_in(folder / FEATURES))
     return arrays and not any(map(_shards.belongs, files_in(folder)))

@@ -6,7 +6,7 @@
     with source.ahead(jobs, workers=2) as batches:                 # many shards, read ahead in worker processes
         ...
 
-Whoever reads a shard, the batches are the same.
+The batches of a shard do not depend on the process that reads it.
 """
 
 from __future__ import annotations

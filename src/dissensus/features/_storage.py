@@ -1,6 +1,6 @@
 """Storage: where the rows of a `FeatureSet` are, in memory or in the shards of a folder.
 
-Both have the same interface. Rows are read by number, as they are stored; nothing is read before.
+Both have the same interface. Rows are read by number, in the stored dtype, only when they are requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 MAPS = 256  # shards that are mapped at once; Linux allows 65,530 maps per process
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
-WHOLE_SHARE = 0.5  # of a shard's rows, from which on a shard at a URL is copied as a whole
+WHOLE_SHARE = 0.5  # of a shard's rows; if as many are read, a shard at a URL is copied as a whole
 CODES = 128  # shards whose labels or groups are kept in memory
 
 
@@ -49,10 +49,10 @@ class Storage(Protocol):
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """The rows of each class (C,), without those after the largest label."""
+        """The rows of each class (C,); classes after the largest label may be left out."""
 
     def paths(self, rows: Rows) -> list[str] | None:
-        """Return where the images of these rows came from; None if unknown."""
+        """Return the paths of the images of these rows; None if unknown."""
 
     def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
         """Return a sha256 of values and order, and of codes and these names; without codes if `names` is None."""
@@ -100,11 +100,11 @@ class Memory:
         return digest.hexdigest()
 
     def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
-        """Nothing was written."""
+        """Do nothing: there are no files."""
 
 
 class Folder:
-    """Rows in the shards of a folder, which are mapped when they are needed; at most `MAPS` at once.
+    """Rows in the shards of a folder, which are mapped on demand; at most `MAPS` at once.
 
     Shards at a URL are copied to temporary files first, at most `COPIES` bytes of them at once.
 
@@ -153,7 +153,7 @@ class Folder:
     def _fetch(self, number: int, rows: Rows) -> Array:
         """Return ascending rows of a shard at a URL by requests for these bytes only, one per run of neighbours."""
         shards, row_bytes = self.index.shards, self.dtype.itemsize * math.prod(self.shape)
-        start = shards.bytes[number] - shards.rows[number] * row_bytes  # behind the header
+        start = shards.bytes[number] - shards.rows[number] * row_bytes  # after the header
         unique, inverse = np.unique(rows, return_inverse=True)
         runs = np.split(unique, np.flatnonzero(np.diff(unique) != 1) + 1)
         path = self._features(number)
@@ -208,7 +208,7 @@ class Folder:
                 self._verified.add(name)
 
     def _check_read(self, name: str, sha256: tuple[str, ...], number: int) -> None:
-        """Verify a file of a shard before it is read for the first time, if that was asked for."""
+        """Verify a file of a shard before it is read for the first time, if `verify` was called with `when_read`."""
         if self._verify_when_read and name not in self._verified:
             _shards.verify_file(self.folder / name, sha256[number])
             self._verified.add(name)
@@ -233,7 +233,7 @@ class Folder:
         path = self._features(number)
         expected = (shards.rows[number], *self.shape), self.dtype
         try:
-            # A temporary copy is gone once it is mapped: its space is freed with the map, whatever ends the process.
+            # A temporary copy is deleted once it is mapped: its space is freed with the map, however the process ends.
             with storage_errors(path, missing=False), local_copy(path) as file:
                 # As a plain array: np.memmap is a subclass, which makes every indexing slower.
                 array: Array = np.asarray(np.lib.format.open_memmap(file, mode="r"))
@@ -276,7 +276,7 @@ class Folder:
 
 
 class _Recent(Generic[T]):
-    """The values that were used last, by key; at most `most` of them."""
+    """Cache of the most recently used values by key; at most `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._most, self._values, self._lock = most, OrderedDict[Hashable, T](), threading.Lock()
@@ -285,7 +285,7 @@ class _Recent(Generic[T]):
         return key in self._values
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key, made if it is not there."""
+        """Return the value of a key; call `make` if it is not cached."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -1,4 +1,4 @@
-"""BlockOrder: a random order of rows that a disk can read in long runs.
+"""BlockOrder: a random order of rows that a disk can read in long sequential runs.
 
 Rows are cut into blocks of consecutive rows. A window is a set of blocks that fits in memory; training goes from
 window to window, and rows are shuffled within each:
@@ -9,7 +9,7 @@ window to window, and rows are shuffled within each:
 
 Strata matter where rows are sorted by class: every window has blocks from the whole range of rows. An epoch visits
 every row once. The order depends on the seed, the epoch and the size of the set only, and any part of it is computed
-without what comes before: a resumed run starts at once.
+directly, so a resumed run starts at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WINDOW_BYTES = 2**28  # of rows that are shuffled together; two windows are in m
 WINDOW_ROWS = 2**20  # at most, because every member may have its own permutation of them
 # Position p takes a row of lane p % lanes, and a lane is a run of the window's rows. So a process that has every n-th
 # position reads an n-th of the window, if n divides the number of lanes.
-LANES, LANE_ROWS = 64, 64  # at most, and at least
+LANES, LANE_ROWS = 64, 64  # lanes at most, and rows per lane at least
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Window:
         first: (k,) the first row of each block, ascending.
         offsets: (k + 1,) the number of each block's first row, and the number of rows.
         lanes: How many runs of rows share the positions in turn.
-        seed: Decides the permutations.
+        seed: Seed of the permutations.
     """
 
     start: int
@@ -97,7 +97,7 @@ class BlockOrder:
     Args:
         samples: How many rows there are.
         row_bytes: Bytes of a row, which decide how many rows a block and a window have.
-        seed: Decides the orders.
+        seed: Seed of the orders.
         copies: How many orders there are per epoch.
     """
 
@@ -137,7 +137,7 @@ class BlockOrder:
     def _draw(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The blocks of each window (windows, strata), and the positions where windows start (windows + 1,).
 
-        The last stratum may be short: a window that gets none of it has a number beyond the last block.
+        The last stratum may be short: a window without a block of it has a number beyond the last block.
         """
         strata = -(-self.blocks // self.windows)
         generator = _generator(mix(self.seed, 6, epoch))

@@ -14,7 +14,7 @@ from dissensus.training.order import BlockOrder, Window
 
 
 class Drawn(NamedTuple):
-    """Rows of a batch. The first axis of `x` and `labels` is that of the copies, if these were asked for."""
+    """Rows of a batch. The first axis of `x` and `labels` is that of the copies, if copies were requested."""
 
     x: Tensor  # (..., b, *shape) float32, of this process
     labels: Tensor | None  # (..., b)
@@ -36,12 +36,12 @@ class WindowReader:
     """Reads a set of features in a `BlockOrder`; memory holds two windows.
 
     Args:
-        features: What to read; of several passes, each epoch reads one, in turn.
-        order: Of the samples of a pass.
+        features: Features to read. If they have several passes, epochs read them in turn.
+        order: Order of the samples of a pass.
         batch_size: Rows per batch, which decides with `world` which rows this process needs.
         rank: This process has the positions rank, rank + world, ... of every batch.
         world: How many processes there are.
-        last: The epoch and the position after the last one that will be asked for; None: no end.
+        last: The epoch and the position after the last one that will be requested; None: no end.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class WindowReader:
         self.features, self.order, self.rank, self.world, self.last = features, order, rank, world, last
         shared = batch_size % world == 0 and order.lanes % world == 0
         self.lanes = range(rank, order.lanes, world) if shared else range(order.lanes)
-        # of two bytes per value: float16, which loses nothing; rows are float32 when read
+        # two bytes per value are float16, which loses nothing; rows are float32 when read
         half = features.nbytes == 2 * len(features) * features.width
         self.dtype = torch.float16 if half else torch.float32
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dissensus-window")
@@ -84,7 +84,7 @@ class WindowReader:
         return Drawn(x, known, rows, whole)
 
     def close(self) -> None:
-        """Stop the thread and forget the windows."""
+        """Stop the thread and release the windows."""
         self._closed.set()
         self._thread.shutdown(cancel_futures=True)
         self._current = self._next = None
@@ -100,20 +100,20 @@ class WindowReader:
         lanes = torch.arange(begin, end)[skip :: self.world] % self.order.lanes
         places = mine + loaded.shift[lanes]
         labels = torch.empty(0, 0) if loaded.labels is None else loaded.labels[places]
-        # not by places as they are: that gathers value by value
+        # index_select, because x[places] gathers value by value
         x = loaded.x.index_select(0, places.flatten()).float().view(*places.shape, *loaded.x.shape[1:])
         whole = window.rows(numbers) + self._offset(epoch)
         return x, labels, whole[:, skip :: self.world], whole
 
     def _get(self, epoch: int, number: int) -> _Loaded:
-        """The window, waiting for it if need be; the one that follows is read from now on."""
+        """Return a window, waiting for it if necessary, and start to read the next one."""
         key = (epoch, number)
         if self._current is not None and self._current[0] == key:
             return self._current[1]
         self._current = None
         ahead, self._next = self._next, None
         if ahead is not None and ahead[0] != key:
-            ahead[1].cancel()  # a jump
+            ahead[1].cancel()  # not the next window after all
         loaded = (
             ahead[1].result()
             if ahead is not None and ahead[0] == key
