@@ -138,8 +138,11 @@ def test_images_come_as_paths_pictures_or_sets(pictures):
 
 
 def test_a_stream_gives_every_path_a_row_in_order(pictures, tmp_path):
-    detector = Detector.load(pictures / "run").calibrate(ImageSet.find(pictures / "images").subset(slice(0, 80, 2)))
     good = sorted((pictures / "images" / "red").iterdir())[:7]
+    images = ImageSet.find(pictures / "images")
+    # Without these seven: the p-value of a calibration sample jumps with the last bit of its score.
+    others = [i for i in range(len(images)) if images.path(i) not in set(map(str, good))]
+    detector = Detector.load(pictures / "run").calibrate(images.subset(others))
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"%PDF-1.4")
     paths = [*good[:3], bad, *good[3:], tmp_path / "gone.jpg"]

@@ -285,7 +285,7 @@ class Settings(Hyperparameters):
     lr: float = option(None, "", ABOVE_0)
     batch_size: int = option(None, "", AT_LEAST_1)
     weight_decay: float = option(None, "", AT_LEAST_0)
-    shuffle: Literal["full", "blocks"] = option("full", "")  # that of runs which were written before there was a choice
+    shuffle: Literal["full", "blocks"] = option("full", "")
 
     def __post_init__(self) -> None:
         check(self)

@@ -73,7 +73,6 @@ class RunInfo(Document):
     @classmethod
     def _check_settings(cls, values: dict[str, Any]) -> dict[str, Any]:
         names = [field.name for field in fields(Settings)]
-        values = {"shuffle": "full", **values}  # runs of earlier versions do not say so
         if missing := [name for name in names if name not in values]:
             raise ValueError(f"{missing[0]} is missing")
         if unknown := [name for name in values if name not in names]:
