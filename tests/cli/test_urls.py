@@ -132,7 +132,7 @@ def test_storage_that_refuses(tree, bucket, denied, tmp_path, capsys):  # noqa: 
     asked = ["extract", photos, *BACKBONE, "--workers", 0, "--out"]
     code, _, err = run(capsys, *asked, "s3://no-such-bucket-here/features")
     assert code == 2
-    assert "bucket does not exist" in err.splitlines()[-1]
+    assert "there is nothing at this address" in err.splitlines()[-1]
     assert "no-such-run" in refuse(capsys, "predict", f"{bucket}/no-such-run", tree)
     assert "pip install gcsfs" in refuse(capsys, "extract", tree, *BACKBONE, "--out", "gs://bucket/features")
     assert "nonsense:// is not" in refuse(capsys, "train", "nonsense://features", "--out", tmp_path / "run")

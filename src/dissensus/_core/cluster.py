@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -84,8 +85,9 @@ def _connected() -> Any:
         return ray
     address = os.environ.get("RAY_ADDRESS")
     try:
+        _check_reachable(address or "")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise DissensusError(
             f"--on ray needs a cluster that can be reached; {address or 'a new one on this machine'} cannot "
@@ -93,6 +95,13 @@ def _connected() -> Any:
         ) from error
     _STARTED.append(True)
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `OSError` if nothing answers at HOST:PORT: Ray would end this process after a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _guarded(shared: tuple[Callable[[Any, Any], T], Any, str], item: Any) -> tuple[DissensusError | None, T | None]:

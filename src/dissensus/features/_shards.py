@@ -176,7 +176,7 @@ def read_index(folder: Path) -> Index:
 def verify_file(path: Path, sha256: str) -> None:
     """Raise `DataError` if the bytes of a file of a shard are not those that were written."""
     try:
-        with storage_errors(path):
+        with storage_errors(path, missing=False):
             digest = digest_of(path)
     except OSError as error:
         raise DataError(f"a shard must be as written; {path} cannot be read: copy it again") from error

@@ -187,7 +187,7 @@ class Folder:
         paths = [""] * len(rows)
         for shard, here, inside in self._by_shard(rows):
             self._check_metadata(shard)
-            with storage_errors(self.folder):
+            with storage_errors(self.folder, missing=False):
                 rows_here = self.index.shards.rows[shard]
                 names = _metadata.read_strings(self._metadata(shard), "image_path", rows_here)
             for position, i in zip(here.tolist(), inside.tolist(), strict=True):
