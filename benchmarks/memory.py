@@ -63,7 +63,7 @@ class MemoryUse:
             "bar": str(self.bar),
             "met": self.met,
             "vm_hwm_megabytes": None if self.vm_hwm is None else round(self.vm_hwm, 1),
-            "epoch_seconds": round(self.epoch_seconds, 1),
+            "epoch_seconds": round(self.epoch_seconds, 3),
             "repeats": 1,
             "note": f"{STATUS} does not exist here: memory was not measured" if self.rss_anon is None else None,
         }

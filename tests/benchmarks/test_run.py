@@ -72,7 +72,7 @@ def test_a_case_reports_what_it_measured(case, capfd):
             assert min(entry["numerator_ms"], entry["denominator_ms"]) > 0
             low, high = entry["ratio_quartiles"]
             assert 0 < low <= high
-        assert (case == "job") == ("accuracy" in entry.get("note", ""))
+        assert (case == "job") == ("accuracy" in (entry.get("note") or ""))
 
 
 def test_the_table_names_the_cases_and_the_file_holds_the_numbers(tmp_path):
