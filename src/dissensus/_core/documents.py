@@ -105,8 +105,8 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
             raise model.error(f"{path} is damaged or of another version, {SEAL}: field required: {remedy}")
         if digests.verifying() and seal != digests.of_bytes(text):
             raise model.error(
-                f"{path} is altered, its {SEAL} differs from what was written: {remedy}, or add --no-verify to use it as "
-                "it is"
+                f"{path} is altered, its {SEAL} differs from what was written: {remedy}, or add --no-verify to use it "
+                "as it is"
             )
         return document
     except FileNotFoundError as error:
