@@ -54,7 +54,8 @@ class ShardFile:
         """Return these rows (n, ...) in this order, one read for each run of neighbours.
 
         Raises:
-            OSError: If they cannot be read, or the file is shorter than it was.
+            OSError: If they cannot be read.
+            EOFError: If the file is shorter than it was.
         """
         values: Array = np.empty((len(rows), *self.shape), self.dtype)
         view, size = memoryview(values.reshape(-1).view(np.uint8)), self._row_bytes
@@ -71,7 +72,7 @@ def _fill(file: int, view: memoryview, offset: int) -> None:
         if count == len(view):
             return
         view, offset = view[count:], offset + count
-    raise EOFError("it is truncated")
+    raise EOFError
 
 
 def _read_at(file: int, view: memoryview, offset: int) -> int:

@@ -160,6 +160,8 @@ class Folder:
                 return self._open((number, state), lambda: self._opened(number)).read(rows)
         except FileNotFoundError as error:
             raise DataError(f"a shard must be as written; {path} is missing: {_shards.REMEDY}") from error
+        except EOFError as error:
+            raise DataError(f"a shard must be as written; {path} is truncated: {_shards.REMEDY}") from error
         except NPY_ERRORS as error:
             if isinstance(error, DataError):
                 raise
