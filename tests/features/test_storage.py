@@ -20,9 +20,9 @@ def reads(monkeypatch):
     names = []
     original, opened = _storage.ShardFile, _metadata.opened
 
-    def open_shard(path, *about):
+    def open_shard(path, *about, **options):
         names.append(path.name)
-        return original(path, *about)
+        return original(path, *about, **options)
 
     def open_metadata(path, *about):
         names.append(path.name)
@@ -127,8 +127,8 @@ def test_no_more_shards_are_open_at_once_than_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr(_storage, "OPEN", 3)
     original, files, most = _storage.ShardFile, weakref.WeakSet(), []
 
-    def open_shard(*about):
-        files.add(file := original(*about))
+    def open_shard(*about, **options):
+        files.add(file := original(*about, **options))
         most.append(len(files))
         return file
 

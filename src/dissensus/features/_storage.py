@@ -1,4 +1,4 @@
-"""Storage: where the rows of a `FeatureSet` are, in memory or in the shards of a folder.
+"""Storage: where the rows of a `FeatureSet` are, in memory (`_memory`) or in the shards of a folder.
 
 Both have the same interface. Rows are read by number, in the stored dtype, only when they are requested.
 """
@@ -31,6 +31,7 @@ Rows = NDArray[np.int64]
 T = TypeVar("T")
 
 OPEN = 256  # shards that are open at once; Linux allows 1,024 files per process by default
+KEPT = 2**28  # bytes of a set that may be kept in memory; larger ones are read row by row, whatever the order
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
 WHOLE_SHARE = 0.5  # of a shard's rows; if as many are read, a shard at a URL is copied as a whole
 CODES = 128  # shards whose labels or groups are kept in memory
@@ -62,45 +63,6 @@ class Storage(Protocol):
 
     def verify(self, progress: Callable[[range], Any]) -> None:
         """Raise `DataError` if a file has changed since it was written; `progress` wraps the numbers of the shards."""
-
-
-class Memory:
-    """Rows in arrays."""
-
-    def __init__(self, features: Array, labels: Rows | None, groups: Rows | None) -> None:
-        self._features, self._codes = features, {"label": labels, "group": groups}
-        self.count, self.shape, self.dtype = len(features), features.shape[1:], features.dtype
-        self.kinds = frozenset(kind for kind, codes in self._codes.items() if codes is not None)
-        self._values = ""  # sha256 of the features, once it is known
-
-    def read(self, rows: Rows) -> Array:
-        return self._features[rows]
-
-    def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
-        codes = self._codes[kind]
-        assert codes is not None  # the caller looks at `kinds`
-        return codes if rows is None else codes[rows]
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        return np.bincount(self.codes("label"))
-
-    def paths(self, rows: Rows) -> list[str] | None:
-        return None
-
-    def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
-        if not self._values:
-            values, step = hashlib.sha256(), max(1, 2**22 // math.prod(self.shape))
-            for start in range(0, self.count, step):
-                values.update(np.ascontiguousarray(self._features[start : start + step]).data)
-            self._values = values.hexdigest()
-        digest = hashlib.sha256(json.dumps([self.count, self.shape, str(self.dtype), names, self._values]).encode())
-        for codes in () if names is None else self._codes.values():
-            digest.update(b"none" if codes is None else codes.tobytes())
-        return digest.hexdigest()
-
-    def verify(self, progress: Callable[[range], Any]) -> None:
-        """Do nothing: there are no files."""
 
 
 class Folder:
@@ -136,6 +98,7 @@ class Folder:
                     self._lookup[kind] = {f"{i}: {name}": i for i, name in enumerate(names)}
         most = OPEN if not is_remote(folder) else max(1, min(OPEN, COPIES // max(index.shards.bytes)))
         self._by_range = is_remote(folder) and sum(index.shards.bytes) > COPIES  # more than can be kept as copies
+        self._keep = sum(index.shards.bytes) <= KEPT
         self._open = _Recent[ShardFile](most)
         self._known = _Recent[NDArray[np.int64]](CODES)
 
@@ -174,7 +137,7 @@ class Folder:
             _shards.check_size(path, file.stat().st_size, shards.bytes[number])
             if self._recorded:
                 digests.verify(path, shards.sha256[number], remedy=_shards.REMEDY, copy=file)
-            return ShardFile(file, shards.rows[number], self.shape, self.dtype)
+            return ShardFile(file, shards.rows[number], self.shape, self.dtype, keep=self._keep)
 
     def _fetch(self, number: int, rows: Rows) -> Array:
         """Return ascending rows of a shard at a URL by requests for these bytes only, one per run of neighbours."""

@@ -29,9 +29,10 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError
 from dissensus._core.places import place, storage_errors
 from dissensus.features import _opening
+from dissensus.features._memory import Memory
 from dissensus.features._provenance import passes_of, plain
 from dissensus.features._rows import positions
-from dissensus.features._storage import Kind, Memory, Storage
+from dissensus.features._storage import Kind, Storage
 from dissensus.features.npz import read_npz
 from dissensus.features.writer import FeatureWriter
 from dissensus.functional import arrays
