@@ -76,7 +76,7 @@ def test_other_readers_open_the_shards(tmp_path):
 def test_index_says_what_is_there(tmp_path):
     on_disk(tmp_path / "f")
     index = json.loads((tmp_path / "f" / "index.json").read_text())
-    assert index["format"] == "dissensus-features-3"
+    assert index["format"] == "dissensus-features-4"
     assert index["written_by"].startswith("dissensus ")
     assert (index["count"], index["shape"], index["dtype"]) == (50, [6], "float32")
     assert index["columns"] == ["label", "group"]

@@ -20,14 +20,14 @@ from safetensors import SafetensorError
 
 from dissensus._core.errors import RunError
 from dissensus._core.locks import locked
-from dissensus._core.places import is_remote, place, storage_errors, upload
+from dissensus._core.places import filesystem, is_remote, place, storage_errors, upload
 
 TEMPORARY = ".tmp"
 REMEDY = "choose another --out, or remove it yourself"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path` atomically when the block succeeds.
 
     The temporary file is created exclusively under a unique name beside `path`, flushed to disk, and moved. The
@@ -36,6 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Args:
         path: The file to create or replace. Its folder must exist, except at a URL.
+        keep: The new path, in the same folder, of the file that is replaced; None: it is not kept.
 
     Raises:
         RunError: If the file cannot be written.
@@ -44,6 +45,9 @@ def replacing(path: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="dissensus-") as folder:
             yield Path(folder) / path.name
             with storage_errors(path, RunError):
+                if keep is not None and path.is_file():
+                    fs, inside = filesystem(path)
+                    fs.mv(inside, filesystem(keep)[1])
                 upload(Path(folder) / path.name, path)
         return
     temporary = _unique(path)
@@ -52,6 +56,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(mode)
         flush(temporary)
+        if keep is not None and path.is_file():
+            os.replace(path, keep)
         os.replace(temporary, path)
         flush_folder(path.parent)
     except (OSError, SafetensorError) as error:

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from dissensus._core import digests
 from dissensus._core.errors import DissensusError, DissensusWarning
 from dissensus._core.places import is_url, storage_problem
 from dissensus.cli import parser
@@ -41,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     name = ""
     try:
-        name, arguments = parser.parse(sys.argv[1:] if argv is None else argv)
-        with warnings.catch_warnings():
+        name, arguments, verify = parser.parse(sys.argv[1:] if argv is None else argv)
+        with warnings.catch_warnings(), digests.unverified(not verify):
             warnings.simplefilter("always", DissensusWarning)  # of several methods, each has its own
             show_warnings_in_one_line()
             COMMANDS[name].function(**arguments)

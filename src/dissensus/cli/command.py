@@ -42,11 +42,12 @@ class Flags(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: the function it runs, an example for its help, and its options classes by parameter."""
+    """A command: its function, an example for its help, its options classes by parameter, whether it reads results."""
 
     function: Function
     example: str
     groups: Mapping[str, Flags]
+    reads: bool = True
 
     def parameters(self) -> list[inspect.Parameter]:
         """The parameters that are one argument each."""
@@ -72,11 +73,18 @@ COMMANDS: dict[str, Command] = {}
 """Every command by name, in the order of `dissensus --help`."""
 
 
-def command(name: str, example: str, **groups: Flags) -> Callable[[Function], Function]:
-    """Add a function to `COMMANDS`; `groups` are those of its parameters that stand for several flags."""
+def command(name: str, example: str, *, reads: bool = True, **groups: Flags) -> Callable[[Function], Function]:
+    """Add a function to `COMMANDS`.
+
+    Args:
+        name: The name of the command.
+        example: One for its help.
+        reads: Whether it reads features, runs or other results, so that it has the flag --no-verify.
+        groups: The options classes of parameters that stand for several flags.
+    """
 
     def add(function: Function) -> Function:
-        COMMANDS[name] = Command(function, example, groups)
+        COMMANDS[name] = Command(function, example, groups, reads)
         return function
 
     return add

@@ -29,7 +29,7 @@ LISTS: Registry[str] = Registry(
 )
 
 
-@command("list", "dissensus list methods")
+@command("list", "dissensus list methods", reads=False)
 def list_(what: str) -> None:
     """List the names to choose from, one per line.
 

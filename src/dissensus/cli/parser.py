@@ -14,7 +14,7 @@ from argparse import Action, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError, UnknownNameError, short
@@ -37,9 +37,18 @@ class Parser(argparse.ArgumentParser):
 
 
 Actions = dict[str, Action]  # of a command, by parameter or option
+VERIFY = "verify"
 
 
-def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+class Parsed(NamedTuple):
+    """A command line: the command, the arguments of its function, and whether files are verified."""
+
+    name: str
+    arguments: dict[str, Any]
+    verify: bool
+
+
+def parse(argv: Sequence[str]) -> Parsed:
     """Return the command that was given, and the arguments of its function.
 
     Raises:
@@ -70,7 +79,7 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     for group, option in entry.options():
         if option.name in values:
             arguments[group][option.name] = values[option.name]
-    return name, arguments
+    return Parsed(name, arguments, values.get(VERIFY, True))
 
 
 def _join_negative(argv: Sequence[str]) -> list[str]:
@@ -125,6 +134,10 @@ def _add_command(commands: Any, name: str, entry: Command) -> Actions:
         required = {} if given or p.kind is not p.KEYWORD_ONLY else {"required": True}
         flag = _flag(p.name) if p.kind is p.KEYWORD_ONLY else p.name
         actions[p.name] = parser.add_argument(flag, default=option.default, **required, **_about(option, flag))
+    if entry.reads:
+        text = "compare features, runs and results with the checksums that were written with them; --no-verify skips it"
+        option = Option(VERIFY, bool, True, text, "", None)
+        actions[VERIFY] = parser.add_argument(_flag(VERIFY), default=True, **_about(option, _flag(VERIFY)))
     headings: dict[str, Any] = {}
     for group, option in entry.options():
         heading = option.group or group

@@ -25,7 +25,7 @@ from pydantic import Field
 from tqdm import tqdm
 
 from dissensus._core import cluster, documents
-from dissensus._core.documents import Document
+from dissensus._core.documents import Document, Sha256
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.files import make_folder, remove_temporaries, replacing
 from dissensus._core.locks import locked
@@ -53,7 +53,7 @@ class Asked(Document):
 
     remedy = "remove the folder, or choose another --out"
 
-    format: Literal["dissensus-verdicts-1"] = "dissensus-verdicts-1"
+    format: Literal["dissensus-verdicts-2"] = "dissensus-verdicts-2"
     detector: str  # digest of members, scores, calibration and trunk
     source: str  # fingerprint
     rows: str  # how they are written
@@ -67,10 +67,10 @@ class VerdictPart(Document):
 
     remedy = "predict this part again"
 
-    format: Literal["dissensus-verdict-part-1"] = "dissensus-verdict-part-1"
+    format: Literal["dissensus-verdict-part-2"] = "dissensus-verdict-part-2"
     asked: Asked
     rows: Natural
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Sha256
 
 
 class Task(NamedTuple):

@@ -10,7 +10,7 @@ from dissensus._core.errors import DissensusError
 from dissensus.cli.command import command, say
 
 
-@command("suite", "dissensus suite check pacs --root data")
+@command("suite", "dissensus suite check pacs --root data", reads=False)
 def suite(action: Literal["check"], name: str, *, root: str = ".") -> None:
     """Look for the sets of a suite: what is there, what is missing and how to get it.
 

@@ -47,7 +47,7 @@ class HubDocument(Document):
 
     remedy = REMEDY
 
-    format: Literal["dissensus-hub-3"] = "dissensus-hub-3"
+    format: Literal["dissensus-hub-4"] = "dissensus-hub-4"
     library_name: Literal["dissensus"] = "dissensus"
     version: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]

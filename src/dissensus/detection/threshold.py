@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dissensus._core import documents, tensors
-from dissensus._core.documents import Document, Part
+from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import DataError, RunError, UnknownNameError
 from dissensus.functional import conformal, expressions, scores
 from dissensus.functional.conformal import Calibrated
@@ -39,12 +39,13 @@ class Identity(Part):
 class DetectorDocument(Document):
     """detector.json."""
 
-    format: Literal["dissensus-detector-3"] = "dissensus-detector-3"
+    format: Literal["dissensus-detector-4"] = "dissensus-detector-4"
     scores: Annotated[tuple[str, ...], Field(min_length=1)]
     weights: tuple[Annotated[float, Field(gt=0)], ...]  # of the scores
     false_alarms: Annotated[float, Field(gt=0, lt=1)]
     parts: Annotated[int, Field(ge=1, le=2**31)]  # 1, or one for each class
     calibrated_for: Identity
+    values: Sha256  # of the tensors in detector.safetensors
 
     @model_validator(mode="after")
     def _check_weights(self) -> DetectorDocument:
@@ -166,13 +167,14 @@ class Threshold:
         values = {f"calibration.{i}": part for i, part in enumerate(self.calibrated.values)}
         values |= {f"reference.{i}": reference for i, reference in enumerate(self.references)}
         (folder / DOCUMENT).unlink(missing_ok=True)  # Written last: a calibration is complete or absent.
-        tensors.write(folder / TENSORS, values)
+        digest = tensors.write(folder / TENSORS, values)
         document = DetectorDocument(
             scores=self.scores,
             weights=self.weights,
             false_alarms=self.false_alarms,
             parts=len(self.calibrated.values),
             calibrated_for=identity.using(self.scores),
+            values=digest,
         )
         documents.write(folder / DOCUMENT, document)
 
@@ -201,7 +203,7 @@ class Threshold:
             raise RunError(f"{folder / DOCUMENT} names an {error}; register it first, or {remedy}") from error
         if kind := _difference(document.calibrated_for, identity, document.scores):
             raise RunError(f"a calibration holds for the {kind} it was made with; {folder} has another now: {remedy}")
-        values = tensors.read(folder / TENSORS, remedy=remedy)
+        values = tensors.read(folder / TENSORS, remedy=remedy, digest=document.values)
         count = len(document.scores)
         threshold = cls(
             document.scores,

@@ -47,7 +47,7 @@ class Plan(Document):
     error = DataError
     remedy = "delete the folder, or choose another"
 
-    format: Literal["dissensus-plan-2"] = "dissensus-plan-2"
+    format: Literal["dissensus-plan-3"] = "dissensus-plan-3"
     backbone: BackboneDescription
     images: str  # fingerprint
     augment: int
@@ -77,7 +77,7 @@ class Receipt(Document):
 
     error = DataError
 
-    format: Literal["dissensus-shard-2"] = "dissensus-shard-2"
+    format: Literal["dissensus-shard-3"] = "dissensus-shard-3"
     shard: Shard | None
     columns: tuple[Column, ...]  # of its metadata
     bad: tuple[tuple[str, str], ...]  # name, reason

@@ -29,9 +29,10 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError
 from dissensus._core.places import place, storage_errors
 from dissensus.features import _opening
+from dissensus.features._memory import Memory
 from dissensus.features._provenance import passes_of, plain
 from dissensus.features._rows import positions
-from dissensus.features._storage import Kind, Memory, Storage
+from dissensus.features._storage import Kind, Storage
 from dissensus.features.npz import read_npz
 from dissensus.features.writer import FeatureWriter
 from dissensus.functional import arrays
@@ -114,7 +115,7 @@ class FeatureSet:
         Args:
             folder: A folder written by `save`, `FeatureWriter` or `extract`; one that clip-retrieval wrote, with
                 `img_emb/*.npy` and `metadata/*.parquet`; or an .npz file, which is loaded. A path or a URL.
-            verify: Read all shards and check their sha256, besides their sizes.
+            verify: Read all files now and compare their sha256, which otherwise happens when they are used.
             label_column: The column of clip-retrieval's metadata that holds the labels; None: "label", "class", "cls"
                 or none.
 
@@ -158,16 +159,14 @@ class FeatureSet:
                 writer.add(x, y, None if self.groups is None else self.groups[at])
         return FeatureSet.open(folder)
 
-    def verify(self, progress: bool = False, *, when_read: bool = False) -> None:
-        """Raise `DataError` if the bytes of a shard have changed since it was written.
+    def verify(self, progress: bool = False) -> None:
+        """Raise `DataError` if a file has changed since it was written; otherwise each is verified when it is read.
 
         Args:
             progress: Show a progress bar.
-            when_read: Check each shard when it is first read, instead of all now.
         """
         name = "" if self.folder is None else self.folder.name
-        bar = partial(tqdm, desc=f"verify {name}", disable=not progress)
-        self._storage.verify(bar, when_read=when_read)
+        self._storage.verify(partial(tqdm, desc=f"verify {name}", disable=not progress))
 
     def __len__(self) -> int:
         return self._storage.count if self._index is None else len(self._index)

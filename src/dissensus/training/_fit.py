@@ -94,10 +94,9 @@ def fit(
         raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
     if options.tensorboard:
         extras.require("tensorboard", "tensorboard=True")
-    # A huge set is verified shard by shard, when training first reads them.
-    features.verify(when_read=features.nbytes > FULL_BYTES)
-    if disagreement is not None:
-        disagreement.verify(when_read=disagreement.nbytes > FULL_BYTES)
+    for each in (features, disagreement):
+        if each is not None and each.nbytes <= FULL_BYTES:  # shards of a larger one are verified when they are read
+            each.verify()
     ensemble.to(fabric.device)
     run = None
     if out is not None:
@@ -159,7 +158,7 @@ def _train(
     batches = Batches(pool, elsewhere, settings, fabric, log.steps)
     early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
     state = {**stepper.state(), **log.state(), **early.state()}
-    start = run.load_checkpoint(state) if run else 0
+    start = run.checkpoints.load(state, warn=fabric.is_global_zero) if run else 0
     log.open(start, progress=progress and fabric.is_global_zero, tensorboard=options.tensorboard)
     ensemble.train()
     saved = time.monotonic()

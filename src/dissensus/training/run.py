@@ -3,6 +3,7 @@
 run.json                 settings, data, versions, status
 metrics.jsonl            a line every few steps and every epoch
 checkpoint.safetensors   weights, moments and counters of a run that is not finished
+previous.safetensors     the checkpoint before, in case that one is damaged
 ensemble/                the result
 """
 
@@ -19,8 +20,6 @@ from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, field_validator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dissensus import __version__
@@ -28,16 +27,16 @@ from dissensus._core import documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError, some
 from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
-from dissensus._core.places import is_remote, local_copy, place
+from dissensus._core.places import is_remote, place
 from dissensus.backbones import BackboneDescription
 from dissensus.backbones.joined import JoinedDescription
 from dissensus.models import joined
 from dissensus.models.saved import MemberTailInfo
+from dissensus.training.checkpoints import Checkpoints
 from dissensus.training.options import Settings
 
 INFO = "run.json"
 METRICS = "metrics.jsonl"
-CHECKPOINT = "checkpoint.safetensors"
 AUTO = "auto"  # the method of runs that `tune` made
 TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
 ADAPTATION = "adaptation.json"  # of runs that `adapt` made
@@ -62,7 +61,7 @@ class RunInfo(Document):
 
     remedy = "give the folder that dissensus train wrote"
 
-    format: Literal["dissensus-run-2"] = "dissensus-run-2"
+    format: Literal["dissensus-run-3"] = "dissensus-run-3"
     status: Literal["running", "finished"]
     settings: dict[str, JsonValue]  # the fields of `Settings`
     data: Data
@@ -99,6 +98,7 @@ class Run:
     def __init__(self, folder: Path, info: RunInfo) -> None:
         self.folder, self.info = folder, info
         self._pending: list[str] = []  # lines of metrics.jsonl
+        self.checkpoints = Checkpoints(folder)
 
     @classmethod
     def claim(cls, folder: str | os.PathLike[str], settings: Settings, data: Data, *, resume: bool) -> Run:
@@ -206,30 +206,16 @@ class Run:
             )
 
     def finish(self, notes: Sequence[str] = ()) -> None:
-        """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
+        """Mark the run as finished, once its ensemble is saved, and drop the checkpoints."""
         self._write_pending()
         self.info = self.info.model_copy(update={"status": "finished", "notes": tuple(notes)})
         documents.write(self.folder / INFO, self.info)
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self.checkpoints.remove()
 
-    def save_checkpoint(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Replace the checkpoint by the state after `step` steps."""
+    def save_checkpoint(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Write the state after `step` steps as the newest checkpoint, and what was logged until then."""
         self._write_pending()
-        with replacing(self.folder / CHECKPOINT) as path:
-            save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, path, {"step": str(step)})
-
-    def load_checkpoint(self, tensors: Mapping[str, Tensor]) -> int:
-        """Copy the saved state into `tensors` in place; return the number of its steps, 0 without a checkpoint."""
-        path = self.folder / CHECKPOINT
-        if not path.is_file():
-            return 0
-        try:
-            with local_copy(path) as copy, safe_open(copy, framework="pt") as file, torch.no_grad():
-                for name, value in tensors.items():
-                    value.copy_(file.get_tensor(name))
-                return int(file.metadata()["step"])
-        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise RunError(f"the checkpoint {path} cannot be read ({error}); remove it to start again") from error
+        self.checkpoints.save(state, step)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; at a URL, with the next checkpoint."""
