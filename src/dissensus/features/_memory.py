@@ -27,6 +27,9 @@ class Memory:
     def read(self, rows: Rows) -> Array:
         return self._features[rows]
 
+    def expect(self, ranges: Sequence[range]) -> None:
+        """Do nothing: there is no disk."""
+
     def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
         codes = self._codes[kind]
         assert codes is not None  # the caller looks at `kinds`

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -47,6 +49,9 @@ class Storage(Protocol):
 
     def read(self, rows: Rows) -> Array:
         """Return these rows (n, ...) in this order, in the stored dtype."""
+
+    def expect(self, ranges: Sequence[range]) -> None:
+        """Announce rows that will be read soon, so that a disk can fetch them in the meantime."""
 
     def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
         """Return the labels or groups (n,) of these rows, or of all."""
@@ -138,6 +143,31 @@ class Folder:
             if self._recorded:
                 digests.verify(path, shards.sha256[number], remedy=_shards.REMEDY, copy=file)
             return ShardFile(file, shards.rows[number], self.shape, self.dtype, keep=self._keep)
+
+    def expect(self, ranges: Sequence[range]) -> None:
+        if is_remote(self.folder) or not hasattr(os, "posix_fadvise"):
+            return
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for rows in ranges:
+            for shard, start, length in self._spans(rows):
+                spans.setdefault(shard, []).append((start, length))
+        for shard, parts in spans.items():
+            with suppress(OSError), open(self._features(shard), "rb") as file:  # reading will raise what is wrong
+                for start, length in parts:
+                    os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
+
+    def _spans(self, rows: range) -> list[tuple[int, int, int]]:
+        """Return where consecutive rows are: the number of each shard, the first byte in its file, and how many."""
+        shards, row_bytes = self.index.shards, self.dtype.itemsize * math.prod(self.shape)
+        first, last = (int(np.searchsorted(self._starts, row, side="right")) - 1 for row in (rows.start, rows.stop - 1))
+        spans = []
+        for shard in range(first, last + 1):
+            header = shards.bytes[shard] - shards.rows[shard] * row_bytes
+            start, stop = (
+                min(max(row - int(self._starts[shard]), 0), shards.rows[shard]) for row in (rows.start, rows.stop)
+            )
+            spans.append((shard, header + start * row_bytes, (stop - start) * row_bytes))
+        return spans
 
     def _fetch(self, number: int, rows: Rows) -> Array:
         """Return ascending rows of a shard at a URL by requests for these bytes only, one per run of neighbours."""
