@@ -164,7 +164,7 @@ def _stopped_after(steps: int) -> Iterator[None]:
         seen.append(None)
         return original(stepper, *arguments)
 
-    step.Stepper.__call__ = counted  # type: ignore[method-assign]
+    step.Stepper.__call__ = counted  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
@@ -219,10 +219,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if flip.outcome in ("changed", "crashed"):
                     print(f"{flip.outcome}: byte {flip.offset} of {flip.file}\n{flip.message}", file=sys.stderr)
         files = {kind: len(subjects.files(kind)) for kind in KINDS}
-    rows = [[kind, files[kind], *(outcomes[kind, column] for column in columns)] for kind in KINDS]
-    rows.append(["all", sum(files.values()), *(sum(row[2 + i] for row in rows) for i in range(len(columns)))])
-    print(tabulate(rows, ["folder", "files", *columns], "pipe"))
-    return int(any(outcomes[kind, outcome] for kind in KINDS for outcome in ("changed", "crashed")))
+    counts = {kind: [files[kind], *(outcomes[kind, column] for column in columns)] for kind in KINDS}
+    counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
+    print(tabulate([[kind, *row] for kind, row in counts.items()], ["folder", "files", *columns], "pipe"))
+    return int(any(counts["all"][-2:]))
 
 
 if __name__ == "__main__":

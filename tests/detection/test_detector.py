@@ -22,6 +22,7 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.training import fit_scores
 from dissensus.training._fit import fit
 from tests.conftest import blobs, linear
+from tests.damage import sealed
 
 
 def test_verdicts_say_what_the_ensemble_says(run, more):
@@ -182,7 +183,7 @@ def test_another_backbone_is_refused(pictures, tmp_path):
     copy = shutil.copytree(pictures / "run", tmp_path / "run")
     about = json.loads((copy / "run.json").read_text())
     about["data"]["backbone"]["fingerprint"] = "0" * 64
-    (copy / "run.json").write_text(json.dumps(about))
+    (copy / "run.json").write_text(sealed(about))
     with pytest.raises(DissensusError, match="must be the one that computed the features"):
         Detector.load(copy).predict([next((pictures / "images" / "red").iterdir())])
 
@@ -193,7 +194,7 @@ def quantised(pictures, tmp_path):
     copy = shutil.copytree(pictures / "run", tmp_path / "run")
     about = json.loads((copy / "run.json").read_text())
     about["data"]["backbone"]["engine"] = "onnx-int8"
-    (copy / "run.json").write_text(json.dumps(about))
+    (copy / "run.json").write_text(sealed(about))
     return copy
 
 

@@ -45,6 +45,7 @@ from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
 from tests.conftest import blobs, linear
+from tests.damage import sealed
 
 needs_onnx = pytest.mark.skipif(bool(extras.missing("onnx")), reason="needs the extra onnx")
 SIZE = 32
@@ -506,8 +507,11 @@ def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
 
 
 DAMAGE = {
-    "trunk.safetensors": ("weights", r"the trunk in .* is not the one that made the training features"),
-    "ensemble/ensemble.safetensors": ("weights", r"the members' weights in .* are not those that were exported"),
+    "trunk.safetensors": ("weights", r"trunk.safetensors is altered, its sha256 differs: export it again"),
+    "ensemble/ensemble.safetensors": (
+        "weights",
+        r"ensemble.safetensors is altered, its sha256 differs: export it again",
+    ),
     "ensemble/scores.safetensors": ("weights", r"the score feature_norm in .* is not the one that was saved: export"),
     "detector.json": ("gone", r"the calibration in .* is missing: there is no detector.json; export it again"),
     "detector.safetensors": ("gone", r"there is no file .*detector.safetensors: export it again"),
@@ -536,11 +540,11 @@ def test_damaged_folders_are_refused(name, photos, tmp_path):
         (out / "trunk.safetensors").unlink()
     elif name == "half a config":
         message = "config.json is damaged or of another version, aggregate: field required: export it again"
-        (out / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "aggregate"}))
+        (out / "config.json").write_text(sealed({k: v for k, v in config.items() if k != "aggregate"}))
     else:
         message = "trunk.safetensors does not fit the backbone of config.json"
         config["backbone"]["name"] = "test_vit"
-        (out / "config.json").write_text(json.dumps(config))
+        (out / "config.json").write_text(sealed(config))
     with pytest.raises(RunError, match=message) as caught:
         Detector.from_pretrained(out)
     assert "\n" not in str(caught.value)
@@ -644,7 +648,7 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "half").mkdir()
     unfinished = json.loads((run / "run.json").read_text()) | {"status": "running"}
-    (tmp_path / "half" / "run.json").write_text(json.dumps(unfinished))
+    (tmp_path / "half" / "run.json").write_text(sealed(unfinished))
     before = sorted(tmp_path.rglob("*"))
     cases = [
         ([run, "--to", "onnx", "--out", "{}/d.pt"], "must name a file that ends in .onnx; got"),

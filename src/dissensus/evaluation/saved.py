@@ -154,8 +154,16 @@ def save(
             values |= {"votes": samples.votes} | ({} if samples.labels is None else {"labels": samples.labels})
             digest = tensors.write(path, values)
             examples = find_examples(s, samples, classes)
-        about = {"name": s.name, "role": s.role, "family": s.family or s.name, "count": len(s.features)}
-        saved.append(SavedSet(**about, examples=examples, predictions=digest))
+        saved.append(
+            SavedSet(
+                name=s.name,
+                role=s.role,
+                family=s.family or s.name,
+                count=len(s.features),
+                examples=examples,
+                predictions=digest,
+            )
+        )
     results.write(frame, folder / RESULTS)
     document = EvaluationDocument(
         suite=suite,
