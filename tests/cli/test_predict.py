@@ -420,10 +420,9 @@ def test_csv_restores_names(home, tmp_path, capsys, monkeypatch):
     for name in names:
         (tmp_path / name).write_bytes(good)
     monkeypatch.chdir(tmp_path)
-    code, _, _ = run(
-        capsys, "predict", home / "run", *names[:2], "./+a.png", names[3], "--workers", 0, "--out", "v.csv"
-    )
+    named = [*names[:2], "./+a.png", names[3]]
+    code, _, _ = run(capsys, "predict", home / "run", *named, "--workers", 0, "--out", "v.csv")
     assert code == 0
     written = [row["path"] for row in csv.DictReader((tmp_path / "v.csv").open(newline=""))]
     assert written == ["''-c.png", "'=b.png", "./+a.png", "plain.png"]
-    assert list(ImageSet.find("v.csv", unlabelled=True).names) == ["'-c.png", "=b.png", "./+a.png", "plain.png"]
+    assert list(ImageSet.find("v.csv", unlabelled=True).names) == named

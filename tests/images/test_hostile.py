@@ -231,11 +231,12 @@ def test_files_that_are_passed_over_are_counted_once(tmp_path):
     folder = write(tmp_path / "f", {**GOOD, "b.txt": b"", "c.TXT": b"", "d.pdf": b"", "e": b"", ".hidden": b""})
     packed(tmp_path / "x.tar", {"a.png": plain(), "a.cls": b"1", "a.caption": b""})
     message = r"4 files are passed over in .*f, no image by the ending: \.txt, \.pdf, no ending\Z"
-    with pytest.warns(DissensusWarning, match=message) as caught:
+    with pytest.warns(DissensusWarning, match=message):
         ImageSet.find(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         ImageSet.find(folder)
         assert len(list(walk([str(folder)]))) == 2
-    assert len(caught) == 1
     with pytest.warns(DissensusWarning, match=r"1 file is passed over in .*x\.tar, .* \.caption\Z"):
         ImageSet.find(tmp_path / "x.tar")
     with warnings.catch_warnings():
@@ -259,7 +260,7 @@ def test_heic_without_its_package_names_it(monkeypatch):
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
     with pytest.raises(BadImage, match=r"\AHEIC needs pip install '.*\[heif\]'\Z"):
         decode(heic)
-    with pytest.raises(BadImage, match="not an image|damaged|truncated"):
+    with pytest.raises(BadImage, match=r"not an image|damaged|truncated"):
         decode(heic.replace(b"heic", b"avif"))
 
 
