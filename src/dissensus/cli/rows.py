@@ -94,9 +94,11 @@ def source_of(paths: list[str]) -> ImageSet | ImageStream | FeatureSet | Names:
 
 
 def _lines() -> Iterator[str]:
+    from dissensus.images import lines_of
+
     if sys.stdin is None:
         raise DissensusError("- reads paths from stdin; it is closed: pipe a list into it")
-    for line in sys.stdin:
+    for line in lines_of(sys.stdin, "stdin"):
         if name := line.rstrip("\r\n"):
             yield name
 

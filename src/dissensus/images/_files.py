@@ -13,7 +13,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,17 +121,20 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 def lines(path: str) -> Iterator[str]:
-    """Yield the lines of a text file in UTF-8; raise DataError for a line that is too long to hold a path."""
+    """Yield the lines of a text file in UTF-8; raise as `lines_of` does."""
     with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-        for number in itertools.count(1):
-            line = text.readline(LINE)
-            if len(line) == LINE:
-                raise DataError(
-                    f"lines have fewer than {LINE:,} characters; line {number} of {path} has more: check it"
-                )
-            if not line:
-                return
-            yield line
+        yield from lines_of(text, path)
+
+
+def lines_of(text: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines of a text; raise DataError for a line that is too long to hold a path, or never ends."""
+    for number in itertools.count(1):
+        line = text.readline(LINE)
+        if len(line) == LINE:
+            raise DataError(f"lines have fewer than {LINE:,} characters; line {number} of {name} has more: check it")
+        if not line:
+            return
+        yield line
 
 
 def sizes_of(paths: Iterable[str]) -> NDArray[np.int64]:
