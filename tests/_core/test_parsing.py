@@ -15,7 +15,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 
 CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 100))
 BAD_YAML = {
     "[" * 100_000: "nested more than 50 deep",
-    "{a: " * 100_000: "nested more than 50 deep",
+    "{a: " * 50_000: "nested more than 50 deep",
     "? " * 100_000: "nested more than 50 deep",
     LAUGHS: "more than 100,000 values, with every alias written out",
     MERGES: "more than 100,000 values, with every alias written out",

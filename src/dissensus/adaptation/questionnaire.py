@@ -146,7 +146,10 @@ def _cells(path: str) -> list[dict[str, str]]:
     except UnicodeDecodeError as error:
         raise DataError(f"a table is UTF-8 text; {path} is not: save it as CSV UTF-8") from error
     header, separator = _header(text)
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))[1:]
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))[1:]
+    except csv.Error as error:  # a cell of more than 128 KiB
+        raise DataError(f"a table is CSV; {path} is not ({error}): correct it") from error
     if long := next((number for number, row in enumerate(rows, 2) if any(row[len(header) :])), None):
         raise DataError(f"rows have as many cells as the header; row {long} of {path} has more: correct it")
     blank = [""] * len(header)

@@ -93,7 +93,7 @@ class PassedOver:
     def report(self, where: str) -> None:
         """Warn if there are any, once for each place and number."""
         if count := self.endings.total():
-            endings = some([name for name, _ in self.endings.most_common()], 6)
+            endings = some(sorted(self.endings, key=lambda ending: (-self.endings[ending], ending)), 6)
             files = "1 file is" if count == 1 else f"{count:,} files are"
             _warn_once(f"{files} passed over in {where}, no image by the ending: {endings}")
 

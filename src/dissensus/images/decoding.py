@@ -195,7 +195,7 @@ def _convert(image: Image.Image) -> Image.Image:
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
-    grey = np.asarray(image).astype(np.int64)
+    grey = np.array(image, np.int32)
     low, high = grey.min(), grey.max()
     if low < 0 or high > 65535:
         raise BadImage(f"integer pixels from {low} to {high}, outside 0 to 65535")
