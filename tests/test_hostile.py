@@ -19,7 +19,7 @@ def test_each_file_has_a_row_or_a_reason_and_harms_no_other(tmp_path):
         assert stages[stage].files == 100
         assert stages[stage].rows + stages[stage].reasons.total() == 100
         assert stages[stage].rows == stages["read"].rows > 30
-    assert stages["upload"].files == 92  # without pipes, devices, links to nowhere and what is too large
+    assert stages["upload"].files == 93  # without pipes, devices, links to nowhere and what is too large
 
 
 def test_the_files_are_those_of_the_seed(tmp_path):

@@ -423,6 +423,6 @@ def test_csv_restores_names(home, tmp_path, capsys, monkeypatch):
     named = [*names[:2], "./+a.png", names[3]]
     code, _, _ = run(capsys, "predict", home / "run", *named, "--workers", 0, "--out", "v.csv")
     assert code == 0
-    written = [row["path"] for row in csv.DictReader((tmp_path / "v.csv").open(newline=""))]
+    written = [row["path"] for row in csv.DictReader((tmp_path / "v.csv").read_text().splitlines())]
     assert written == ["''-c.png", "'=b.png", "./+a.png", "plain.png"]
     assert list(ImageSet.find("v.csv", unlabelled=True).names) == named
