@@ -18,6 +18,7 @@ import stat
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from dissensus import Detector, Ensemble, FeatureSet, ImageSet, backbones, extract, fit
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DissensusError, DissensusWarning
 from dissensus._core.terminal import printable
 from dissensus.cli import main as command
 from dissensus.images import BadImage
@@ -164,7 +165,9 @@ def _first_words(reasons: Any) -> Counter[str]:
 
 
 def _paths(features: FeatureSet) -> list[str]:
-    return [path.rpartition("/")[2] for path in features.paths(range(len(features)))]
+    paths = features.paths(range(len(features)))
+    assert paths is not None
+    return [path.rpartition("/")[2] for path in paths]
 
 
 def _write_whole(folder: Path) -> list[str]:
@@ -181,14 +184,16 @@ def _write_whole(folder: Path) -> list[str]:
 def _train(features: FeatureSet, run: Path) -> None:
     labelled = features.labelled(["even" if i % 2 == 0 else "odd" for i in range(len(features))])
     ensemble = Ensemble(tails.create("linear", features.width, 2), members=3)
-    fit(ensemble, labelled, "deep-ensemble", epochs=2, lr=1e-2, batch_size=16, out=run, progress=False)
-    Detector.load(run).calibrate(labelled, 0.2).save(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DissensusWarning)  # a run of a second, calibrated on what it has seen
+        fit(ensemble, labelled, "deep-ensemble", epochs=2, lr=1e-2, batch_size=16, out=run, progress=False)
+        Detector.load(run).calibrate(labelled, 0.2).save(run)
 
 
 @contextlib.contextmanager
 def _alarm(seconds: int) -> Iterator[None]:
     """End the process with a traceback if the block takes longer, also inside a decoder."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
     try:
         yield
     finally:

@@ -195,7 +195,7 @@ MADE: Sequence[Callable[[], bytes]] = (
     lambda: encoded(Image.new("1", (4000, 4000)), "PNG"),
     lambda: encoded(Image.new("L", (30_000, 1)), "PNG"),
     lambda: encoded(Image.new("L", (1, 30_000)), "PNG"),
-    *[lambda kind=kind: encoded(Image.new("RGB", (1, 1)), kind) for kind in FORMATS],  # type: ignore[misc]
+    *[lambda kind=kind: encoded(Image.new("RGB", (1, 1)), kind) for kind in FORMATS],
     lambda: encoded(Image.new("P", (9, 7), 3), "PNG"),
     lambda: encoded(Image.new("CMYK", (9, 7), 3), "JPEG"),
     lambda: encoded(Image.new("CMYK", (9, 7), 3), "TIFF"),
@@ -203,7 +203,7 @@ MADE: Sequence[Callable[[], bytes]] = (
     lambda: encoded(Image.new("I;16", (9, 7), 999), "TIFF"),
     lambda: encoded(Image.new("F", (9, 7), 0.5), "TIFF"),
     lambda: encoded(Image.new("LA", (9, 7), (3, 99)), "PNG"),
-    *[lambda kind=kind: frames(kind) for kind in ("GIF", "PNG", "WEBP", "TIFF", "AVIF")],  # type: ignore[misc]
+    *[lambda kind=kind: frames(kind) for kind in ("GIF", "PNG", "WEBP", "TIFF", "AVIF")],
 )
 
 

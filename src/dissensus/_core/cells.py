@@ -43,8 +43,10 @@ def from_cells(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mapped(frame: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
-    texts = frame.select_dtypes(exclude=["number", "bool"])
-    return frame.assign(**{name: column.map(_of_texts(change)) for name, column in texts.items()})
+    frame = frame.copy()
+    for name in frame.select_dtypes(exclude=["number", "bool"]):
+        frame[name] = frame[name].map(_of_texts(change))
+    return frame
 
 
 def _of_texts(change: Callable[[str], str]) -> Callable[[Any], Any]:

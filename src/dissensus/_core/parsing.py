@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, counting what it stands for."""
-        start = self.peek_event().start_mark
+        start = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         alias = self.check_event(yaml.AliasEvent)
         self._level += 1
         _check(self._level <= YAML_DEPTH, f"nested more than {YAML_DEPTH} deep", start)

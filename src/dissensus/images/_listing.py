@@ -93,7 +93,8 @@ class PassedOver:
     def report(self, where: str) -> None:
         """Warn if there are any, once for each place and number."""
         if count := self.endings.total():
-            endings = some(sorted(self.endings, key=lambda ending: (-self.endings[ending], ending)), 6)
+            counts = sorted(self.endings.items(), key=lambda item: (-item[1], item[0]))
+            endings = some([ending for ending, _ in counts], 6)
             files = "1 file is" if count == 1 else f"{count:,} files are"
             _warn_once(f"{files} passed over in {where}, no image by the ending: {endings}")
 

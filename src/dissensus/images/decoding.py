@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,8 @@ SUFFIXES = (
 # those of the suffixes; Pillow reads more, and for one of them, EPS, starts another program
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+# Without a handler, what its decoders log of a damaged file appears on stderr.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class BadImage(Exception):  # noqa: N818 - not a failure of the program but a property of one file
