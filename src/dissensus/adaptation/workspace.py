@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._core import documents
+from dissensus._core.cells import to_cells
 from dissensus._core.errors import RunError
 from dissensus._core.files import cannot_write, is_temporary, make_folder, replacing
 from dissensus._core.locks import locked
@@ -66,7 +67,7 @@ def read_choice(out: str | os.PathLike[str] | None, plan: str) -> Tuning | None:
 def write_choice(out: Path, document: Tuning) -> None:
     """Write tuning.csv, then tuning.json: a choice is complete or absent."""
     with replacing(out / TABLE) as temporary:
-        temporary.write_text(frame_of(document).to_csv(index=False, float_format="%.6g"), encoding="utf-8")
+        temporary.write_text(to_cells(frame_of(document)).to_csv(index=False, float_format="%.6g"), encoding="utf-8")
     documents.write(out / DOCUMENT, document)
 
 

@@ -6,6 +6,7 @@ import shlex
 from typing import Literal
 
 from dissensus._core.places import place
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
@@ -61,6 +62,6 @@ def adapt(
         detector.ensemble, samples, by, train=trained, classes=detector.classes, before=before, run=run
     )  # fmt: skip
     runs.save(adapted, opened, out)
-    print(adapted.table)
-    print(adapted.reason)
+    show(adapted.table)
+    show(adapted.reason)
     say(f"wrote {out}; calibrate it for verdicts: dissensus calibrate {shlex.quote(out)} --id SAMPLES")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
+from dissensus._core.terminal import printable, show
 from dissensus.cli.command import command, say
 
 
@@ -48,7 +49,6 @@ def ask(
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
     from dissensus.features import FeatureSet, check_backbone
-    from dissensus.features.extraction import one_line
     from dissensus.training.run import Run
 
     table = place(out)
@@ -77,9 +77,9 @@ def ask(
         temporary.write_text(text, encoding="utf-8", newline="")
     with replacing(page) as temporary:
         temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
-    names = [one_line(sheets.sample_name(samples, row)) for row in questions.rows.tolist()]
+    names = [printable(sheets.sample_name(samples, row)) for row in questions.rows.tolist()]
     rows = [(n, *cells) for n, cells in enumerate(zip(names, questions.reasons, strict=True), 1)]
-    print(tabulate(rows, headers=("", "sample", "reason"), tablefmt="plain", disable_numparse=True))
+    show(tabulate(rows, headers=("", "sample", "reason"), tablefmt="plain", disable_numparse=True))
     if left_out := len(samples) - len(readable):
         say(f"{left_out:,} of {len(samples):,} images could not be read and are left out")
     if count > len(questions):

@@ -6,6 +6,7 @@ import shlex
 import warnings
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import Share, command, say
 
 
@@ -74,8 +75,8 @@ def calibrate(
     if by_class:
         counts = [f"(n = {len(values):,})" for values in detector.threshold.calibrated.values]
         rows = zip(detector.classes, (f"out above {limit:.4g}" for limit in limits), counts, strict=True)
-        print(tabulate(rows, tablefmt="plain", disable_numparse=True))
+        show(tabulate(rows, tablefmt="plain", disable_numparse=True))
     else:
-        print(f"{detector.threshold.name}: out above {float(limits[0]):.5g}")
+        show(f"{detector.threshold.name}: out above {float(limits[0]):.5g}")
     say(detector.threshold.promise)
     say(f"predict images with: dissensus predict {shlex.quote(run)} IMAGES...")

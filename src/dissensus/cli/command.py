@@ -18,13 +18,13 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from dissensus._core.errors import DissensusWarning
 from dissensus._core.options import Option, listed
+from dissensus._core.terminal import say as say
 
 Given = Mapping[str, Any]  # the options of a class that the user set, by name
 Share = NewType("Share", float)  # a flag that takes 5% or 0.05
@@ -92,7 +92,7 @@ def command(name: str, example: str, *, reads: bool = True, **groups: Flags) -> 
 
 def fail(message: str) -> NoReturn:
     """Print one line and exit with code 2."""
-    print(f"dissensus: error: {message}", file=sys.stderr)
+    say(f"dissensus: error: {message}")
     raise SystemExit(2)
 
 
@@ -107,11 +107,6 @@ def show_warnings_in_one_line() -> None:
             others(message, category, *place, **keywords)
 
     warnings.showwarning = show
-
-
-def say(message: str) -> None:
-    """Print one line to stderr, since stdout is for results."""
-    print(message, file=sys.stderr)
 
 
 def uncalibrated(run: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dissensus._core.places import place
+from dissensus._core.terminal import show
 from dissensus.cli.command import command
 
 
@@ -22,4 +23,4 @@ def demo(*, out: str = "runs/demo", seed: int = 0, member_epochs: int | None = N
     from dissensus.experiments.demo import run_demo
 
     check_output(out)
-    print(run_demo(place(out), seed=seed, member_epochs=member_epochs, progress=progress))
+    show(run_demo(place(out), seed=seed, member_epochs=member_epochs, progress=progress))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def evaluate_runs(
         results.write(frame, place(out))
         say(f"wrote {len(frame)} values to {out}")
     settings = {str(run.folder): run.settings for run in opened}
-    print(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")
+    show(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")
 
 
 def _check_pretrained(run: Run, aggregate: str) -> None:

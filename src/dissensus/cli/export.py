@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say, uncalibrated
 
 
@@ -34,7 +35,7 @@ def export(run: str, *, to: str, out: str, input: Literal["images", "features"] 
     if written.uncalibrated:
         say(uncalibrated(run))
     say(f"wrote {_size(written.path)}: {written.usage}")
-    print(written.code or out)
+    show(written.code or out)
 
 
 def _size(path: Path) -> str:

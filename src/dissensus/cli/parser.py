@@ -274,19 +274,9 @@ def _from_yaml(action: Action, value: Any) -> Any:
 
 
 def _read_config(path: str) -> dict[Any, Any]:
-    import yaml
+    from dissensus._core.parsing import read_yaml
 
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise DissensusError(
-            f"--config must be a YAML file in UTF-8; {path} is not ({error.reason}): save it as UTF-8"
-        ) from error
-    except OSError as error:
-        raise DissensusError(f"--config must be a YAML file; {path!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DissensusError(f"--config must be a YAML file; {path} is not ({reason}): correct it") from error
+    values = read_yaml(Path(path), "--config must be a YAML file")
     if not isinstance(values, dict):
         raise DissensusError(f"--config must map options to values; {path} holds {short(values)}: write lr: 0.01")
     return values

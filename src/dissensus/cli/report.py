@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
@@ -34,4 +35,4 @@ def report(paths: list[str], *, out: str = "report.html", score: str | None = No
         say(f"left out, not evaluated: {folder}")
     pages.write_page(sources, place(out), score=score)
     say(f"wrote {out}: {len(sources.runs)} runs, {len(sources.outcomes)} studies of {sources.suite}")
-    print(out)
+    show(out)

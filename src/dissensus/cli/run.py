@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus._core.places import place
+from dissensus._core.terminal import show
 from dissensus.cli.command import Flags, Given, command
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
@@ -130,7 +131,7 @@ def run(
         frame = pipeline.run_methods(loaded, todo, place(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame)
-            print(pipeline.write_results([section], place(out)), end="")
+            show(pipeline.write_results([section], place(out)), end="")
 
 
 def options_of_trunks(names: list[str] | None, shared: Given) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import Flags, Given, command, say
 from dissensus.cli.options import BackboneOptions
 from dissensus.cli.run import BY_SUITE, NO_IMAGES, READING
@@ -122,5 +123,5 @@ def study(
         # narrow features gain nothing from a second thread
         with runner.threads(1 if bench.suite().train.width < 256 else torch.get_num_threads()):
             outcome = studies.run(name, bench)
-        print({"text": outcome.text, "md": outcome.markdown, "tex": outcome.latex}[format]())
+        show({"text": outcome.text, "md": outcome.markdown, "tex": outcome.latex}[format]())
     say(f"results are in {folder}; look at them with: dissensus report {folder}")

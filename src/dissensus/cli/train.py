@@ -6,6 +6,7 @@ import shlex
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import Flags, Given, command, say
 from dissensus.cli.options import DeviceOptions
 from dissensus.training.methods import DEFAULT_METHOD
@@ -78,4 +79,4 @@ def train(
     if fabric.is_global_zero:
         how = "--id FEATURES --ood NAME=FEATURES" if suite is None else f"--suite {features}"
         say(f"trained {count} members by {method}; evaluate them with: dissensus evaluate {shlex.quote(out)} {how}")
-        print(out)
+        show(out)

@@ -10,6 +10,7 @@ Paths are local or fsspec URLs. Listing an image reads its size, never its conte
 sent to worker processes.
 """
 
+from dissensus.images._files import lines_of
 from dissensus.images._lists import IMAGE_COLUMNS
 from dissensus.images._paths import LISTINGS, is_one_image, walk
 from dissensus.images._patterns import is_stream
@@ -42,6 +43,7 @@ __all__ = [
     "digest",
     "is_one_image",
     "is_stream",
+    "lines_of",
     "load_image",
     "pixel_digest",
     "read_image",

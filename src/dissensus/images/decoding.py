@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import as_text, storage_problem
 from dissensus.images._files import read_bytes
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2")
+SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif",
+    ".heic", ".heif",
+)  # fmt: skip
 # those of the suffixes; Pillow reads more, and for one of them, EPS, starts another program
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+# Without a handler, what its decoders log of a damaged file appears on stderr.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class BadImage(Exception):  # noqa: N818 - not a failure of the program but a property of one file
@@ -64,12 +73,35 @@ def decode(data: bytes) -> Image.Image:
         raise BadImage("empty file")
     with decoding_errors():
         try:
-            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+            formats = _heif() if _is_heic(data) else FORMATS
+            image: Image.Image = Image.open(io.BytesIO(data), formats=formats)
         except Image.DecompressionBombError as error:  # beyond twice the limit; up to there Pillow only warns
             raise BadImage(_too_large(_dimensions(data))) from error
         if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
             raise BadImage(_too_large(f"{image.width} x {image.height}"))
         return _convert(image)
+
+
+def _is_heic(data: bytes) -> bool:
+    """Whether a file is HEIF in any codec but AV1, by the brands in its first box."""
+    brands = data[8 : min(int.from_bytes(data[:4], "big"), 256)]
+    general = brands[:4] in (b"mif1", b"msf1") and b"avif" not in brands
+    return data[4:8] == b"ftyp" and (general or brands[:4] in HEIC)
+
+
+@cache
+def _heif() -> tuple[str, ...]:
+    """Add HEIF to the formats that Pillow reads.
+
+    Raises:
+        BadImage: If pillow-heif is not installed.
+    """
+    if extras.missing("heif"):
+        raise BadImage(f"HEIC needs {extras.install('heif')}")
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    return ("HEIF",)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -166,7 +198,7 @@ def _convert(image: Image.Image) -> Image.Image:
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
-    grey = np.asarray(image).astype(np.int64)
+    grey = np.array(image, np.int32)
     low, high = grey.min(), grey.max()
     if low < 0 or high > 65535:
         raise BadImage(f"integer pixels from {low} to {high}, outside 0 to 65535")

@@ -15,6 +15,7 @@ import gradio as gr
 import pandas as pd
 from markupsafe import Markup
 
+from dissensus._core.cells import to_cells
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
 from dissensus.serve import adapt_tab
 from dissensus.serve.cards import EMPTY, card, problem
@@ -208,7 +209,7 @@ def _summary(rows: pd.DataFrame) -> str:
     found = f"{out:,} out of distribution, nothing unusual found in {other:,}"
     parts += [found] * bool(rows["verdict"].notna().any())
     parts += [f"{errors:,} could not be read"] * bool(errors)
-    content = base64.b64encode(rows.to_csv(index=False).encode()).decode()
+    content = base64.b64encode(to_cells(rows).to_csv(index=False).encode()).decode()
     link = f"<a download='verdicts.csv' href='data:text/csv;base64,{content}'>Download as CSV</a>"
     return f"<p role='status'>{', '.join(parts)}</p><p>{link}</p>"
 
