@@ -33,7 +33,7 @@ Rows = NDArray[np.int64]
 T = TypeVar("T")
 
 OPEN = 256  # shards that are open at once; Linux allows 1,024 files per process by default
-KEPT = 2**28  # bytes of a set that may be kept in memory; larger ones are read row by row, whatever the order
+KEPT = 2**27  # bytes of a set that may be kept in memory; larger ones are read row by row, whatever the order
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
 WHOLE_SHARE = 0.5  # of a shard's rows; if as many are read, a shard at a URL is copied as a whole
 CODES = 128  # shards whose labels or groups are kept in memory
