@@ -43,10 +43,12 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert Threshold.load(tmp_path / "elsewhere", IDENTITY) is None
 
 
-def test_every_damage_of_the_document_is_one_line(tmp_path):
+def test_every_damage_of_the_document_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     calibrated().save(tmp_path, IDENTITY)
     path = tmp_path / "detector.json"
     document = json.loads(path.read_text())
+    del document["sha256"]
     for field, kind, text in damages(document):
         path.write_text(text)
         with pytest.raises(RunError) as caught:
@@ -71,7 +73,8 @@ def test_every_damage_of_the_document_is_one_line(tmp_path):
     ],
     ids=["no scores", "no reference", "matrix", "integers", "nan", "too few"],
 )
-def test_every_damage_of_the_tensors_is_one_line(tmp_path, change):
+def test_every_damage_of_the_tensors_is_one_line(tmp_path, change, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     from dissensus._core import tensors
 
     calibrated().save(tmp_path, IDENTITY)
