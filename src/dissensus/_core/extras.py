@@ -17,7 +17,7 @@ EXTRAS = {
     "ood": ("pytorch_ood",),
     "ray": ("ray",),
     "s3": ("s3fs",),
-    "serve": ("gradio", "fastapi", "uvicorn"),
+    "serve": ("gradio", "fastapi", "uvicorn", "prometheus_client"),
     "tensorboard": ("tensorboard",),
 }
 

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
 
+LEAST_RATE = 1e-9  # needs a thousand million samples
+
 
 @dataclass(frozen=True)
 class Calibrated:
@@ -159,6 +161,8 @@ def check_rate(rate: float) -> None:
     """Raise if a false-alarm rate is not in (0, 1)."""
     if not 0 < rate < 1:
         raise DissensusError(f"the false-alarm rate must lie between 0 and 1; got {rate:g}: try 0.05")
+    if rate < LEAST_RATE:
+        raise DissensusError(f"the false-alarm rate must be {LEAST_RATE:g} or more; got {rate:g}: try 0.05")
 
 
 def _allowed(rate: float, n: int) -> int:

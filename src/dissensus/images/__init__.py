@@ -23,6 +23,7 @@ from dissensus.images.decoding import (
     load_image,
     pixel_digest,
     read_image,
+    size_of,
     to_rgb,
 )
 from dissensus.images.imageset import ImageSet
@@ -47,6 +48,7 @@ __all__ = [
     "load_image",
     "pixel_digest",
     "read_image",
+    "size_of",
     "thumbnail",
     "to_rgb",
     "walk",

@@ -30,6 +30,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF
 HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 # Without a handler, what its decoders log of a damaged file appears on stderr.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
+SCAN, SCANS = b"\xff\xda", 200  # the marker of a scan in a JPEG file, and the most; a progressive one has about 10
 
 
 class BadImage(Exception):  # noqa: N818 - not a failure of the program but a property of one file
@@ -69,17 +70,34 @@ def decode(data: bytes) -> Image.Image:
     Raises:
         BadImage: If the data is empty, damaged, of an unknown format or larger than `PIL.Image.MAX_IMAGE_PIXELS`.
     """
+    with decoding_errors():
+        return _convert(_open(data, Image.MAX_IMAGE_PIXELS))
+
+
+def size_of(data: bytes, most: int | None = None) -> tuple[int, int]:
+    """Return width and height of the image in the bytes of a file, from its header alone.
+
+    Raises:
+        BadImage: As `decode`, as far as the header shows it; or if it has more than `most` pixels.
+    """
+    with decoding_errors():
+        return _open(data, most or Image.MAX_IMAGE_PIXELS).size
+
+
+def _open(data: bytes, most: int | None) -> Image.Image:
     if not data:
         raise BadImage("empty file")
-    with decoding_errors():
-        try:
-            formats = _heif() if _is_heic(data) else FORMATS
-            image: Image.Image = Image.open(io.BytesIO(data), formats=formats)
-        except Image.DecompressionBombError as error:  # beyond twice the limit; up to there Pillow only warns
-            raise BadImage(_too_large(_dimensions(data))) from error
-        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise BadImage(_too_large(f"{image.width} x {image.height}"))
-        return _convert(image)
+    try:
+        formats = _heif() if _is_heic(data) else FORMATS
+        image: Image.Image = Image.open(io.BytesIO(data), formats=formats)
+    except Image.DecompressionBombError as error:  # beyond twice Pillow's limit; up to there it only warns
+        raise BadImage(_too_large(_dimensions(data), most)) from error
+    if most is not None and image.width * image.height > most:
+        raise BadImage(_too_large(f"{image.width} x {image.height}", most))
+    # A pass over all pixels for each of them, in a few bytes. Within compressed data the marker cannot occur.
+    if image.format in ("JPEG", "MPO") and data.count(SCAN) > SCANS:
+        raise BadImage(f"more than {SCANS} scans")
+    return image
 
 
 def _is_heic(data: bytes) -> bool:
@@ -168,8 +186,8 @@ def _reason(error: Exception) -> str:
     return f"damaged: {text[:100] or type(error).__name__}"
 
 
-def _too_large(size: str) -> str:
-    return f"{size} pixels, more than the limit of {(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million"
+def _too_large(size: str, most: int | None) -> str:
+    return f"{size} pixels, more than the limit of {(most or 0) / 1e6:.2g} million"
 
 
 def _dimensions(data: bytes) -> str:

@@ -37,7 +37,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
     verdict, limit = service.verdict(inspection, rate)
     if inspection.outputs is None:
         return problem(f"{inspection.name}: {verdict.error}")
-    rule = service.detector_at(rate).threshold
+    rule = service.rule(rate)
     dial = Markup()
     words = f"Score ({service.detector.score_name}): {verdict.score:.4g}; higher is more out of distribution."
     if rule is not None and verdict.p_value is not None and verdict.label is not None and limit is not None:
@@ -56,7 +56,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         words=words,
         parts=[] if rule is None else list(zip(verdict.parts, rule.weights, strict=False)),
         ranked=0 if rule is None or not rule.references else len(rule.references[0]),
-        classes=service.top_classes(inspection),
+        classes=inspection.top,
         votes=_votes(verdict),
         few=FEW,
         confidence=inspection.outputs.logits.softmax(-1).amax(-1)[:, 0].tolist(),

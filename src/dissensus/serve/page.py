@@ -158,7 +158,7 @@ def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_u
 
     def pick(percent: float, event: gr.SelectData) -> tuple[Inspection, str]:
         example = examples[event.index]
-        inspection = service.inspect(example.name, example.data, details=True)
+        inspection = service.inspect(example.name, example.data, details=True, observed=False)
         return inspection, show(inspection, percent)
 
     # Gradio looks for the class itself; annotations are strings here.
@@ -192,7 +192,7 @@ def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> None:
         if len(uploads) > MANY:
             text = f"at most {MANY} files at once, got {len(uploads):,}: for more use dissensus predict"
             return (), str(problem(text)), gr.update(visible=False)
-        inspections = tuple(service.inspect(Path(path).name, Path(path).read_bytes()) for path in uploads)
+        inspections = tuple(service.inspect_all([(Path(path).name, Path(path).read_bytes) for path in uploads]))
         return inspections, *show(inspections, percent)
 
     files.upload(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
@@ -230,7 +230,9 @@ and answers in JSON. `?false_alarms=0.01` sets another rate.
 
     curl -F files=@cat.jpg -F files=@what.png ADDRESS/api/predict
 
-ADDRESS is the address of this page. `POST /api/ask?count=8` takes images in the same way and answers which to label.
+ADDRESS is the address of this page. If the server asks for a token, add `-H "Authorization: Bearer TOKEN"`.
+
+`POST /api/ask?count=8` takes images in the same way and answers which to label.
 
 `GET /api/health` returns the status and the name of the run; `GET /api/schema` is the OpenAPI document.
 """
