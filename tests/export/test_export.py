@@ -35,6 +35,7 @@ from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
+from dissensus.detection.threshold import Threshold
 from dissensus.export import EXPORTS, Written, checkpoint, export, graph, hub, onnx, parity, register, targets
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
@@ -129,12 +130,15 @@ def test_the_recipe_of_the_document_makes_the_same_pixels(shape, photos, tmp_pat
     smooth = Image.fromarray(np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8))
     smooth.resize(shape, Image.Resampling.BICUBIC).save("photo.jpg", quality=95)
     text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
-    recipe = next(part for part in text.split("\n\n    import json")[1:]).split("\n\nBefore")[0]
+    recipe = next(part for part in text.split("\n\n    import json")[1:]).split("\n\nAnother")[0]
     found: dict[str, Any] = {}
     exec(textwrap.dedent("    import json" + recipe), found)
     expected = detector.predict(["photo.jpg"])
     assert found["label"][0] == expected.label[0]
     assert found["score"][0] == pytest.approx(float(expected.score[0]), abs=2e-3)  # a grey level in some pixels
+    (again,) = re.findall(r"\n    (verdict = session\.run.*)\n", text)
+    exec(again.replace("0.01", "1.0"), found)
+    assert found["verdict"].tolist() == [True]
 
 
 @needs_onnx
@@ -176,7 +180,36 @@ def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
         assert torch.equal(got["label"], expected.label)
         assert (got["verdict"] == expected.out).double().mean() > 0.99
         assert ((got["p_value"] - expected.p_value).abs() <= 1e-4).double().mean() > 0.95
+        assert torch.equal(
+            run(batch, false_alarms=torch.tensor([[0.1]], dtype=torch.float64))["verdict"], got["verdict"]
+        )
+        rates = torch.linspace(0.02, 0.9, len(batch), dtype=torch.float64)[:, None]  # of each sample
+        verdicts = run(batch, false_alarms=rates)["verdict"]
+        assert torch.equal(verdicts, detector.threshold.calibrated.p_values(got["score"], got["label"]) <= rates[:, 0])
     assert 0.05 < expected.out.double().mean() < 0.9, "both verdicts must be seen"
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_a_rate_as_an_input_gives_the_verdicts_of_a_threshold_at_this_rate(by_class, monkeypatch):
+    values, labels = torch.arange(300.0) // 9, torch.arange(300) % 3  # with ties
+    threshold = Threshold.calibrate({"bma": values}, 0.1, labels if by_class else None, NAMES)
+    rule, n = graph.Rule(threshold, {}), 100 if by_class else 300
+    seen = torch.cat([torch.arange(-1.0, 36.0, 0.5), torch.tensor([torch.inf, -torch.inf])])
+    label = torch.arange(len(seen)) % 3
+    monkeypatch.setattr(rule, "_score", lambda values: seen)
+
+    def verdicts(*rates):
+        column = torch.tensor(rates, dtype=torch.float64)[:, None]
+        return rule(torch.zeros(len(seen), 6), torch.zeros(2, len(seen), 3), label, column)[2]
+
+    for rate in (threshold.calibrated.lowest, 0.05, 0.29, 7 / (n + 1), 0.5, n / (n + 1)):
+        expected = seen > threshold.at(rate).limits(label)
+        assert torch.equal(verdicts(rate), expected), rate
+        assert torch.equal(verdicts(*[rate] * len(seen)), expected)
+        assert expected.any()
+    assert not verdicts(0.99 * threshold.calibrated.lowest).any(), "too few samples for any alarm"
+    assert verdicts(1.0).all()
+    assert verdicts(torch.nan).all(), "no rate, no all-clear"
 
 
 @needs_onnx
@@ -249,8 +282,9 @@ def test_the_file_says_what_it_is(tmp_path):
     detector.calibrate(engines.create("eager", detector.backbone)(pixels(60)), 0.1, "pds")
     onnx.write(detector, tmp_path / "d.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
-    (entry,) = session.get_inputs()
+    (entry,), (rate,) = session.get_inputs(), session.get_overridable_initializers()
     assert (entry.name, entry.type, entry.shape) == ("images", "tensor(uint8)", ["batch", SIZE, SIZE, 3])
+    assert (rate.name, rate.type, rate.shape) == ("false_alarms", "tensor(double)", ["false_alarms", 1])
     shapes = {output.name: output.shape for output in session.get_outputs()}
     one = ["batch"]
     assert shapes == {
@@ -661,10 +695,10 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
         ([run, "--to", "hub", "--out", "{}/notes.txt"], "notes.txt is a file: choose another --out"),
         ([run, "--to", "hub", "--out", run], "must be a new or an empty folder"),
         ([run, "--to", "hub", "--out", "/"], "--out must name a new folder"),
-        ([run, "--to", "coreml", "--out", "{}/d"], "unknown export target 'coreml': known: hub, onnx, timm"),
+        ([run, "--to", "coreml", "--out", "{}/d"], "unknown export target 'coreml': known: hub, onnx, timm, triton"),
         (
             [run, "--to", "onx", "--out", "{}/d"],
-            "unknown export target 'onx': did you mean 'onnx'? known: hub, onnx, timm",
+            "unknown export target 'onx': did you mean 'onnx'? known: hub, onnx, timm, triton",
         ),
         ([run, "--to", "hub"], "required, but not given: --out"),
         (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),

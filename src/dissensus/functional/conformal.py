@@ -50,6 +50,15 @@ class Calibrated:
         """Whether each predicted class is calibrated separately."""
         return len(self.values) > 1
 
+    @property
+    def lowest(self) -> float:
+        """The lowest false-alarm rate that the calibration supports: 1 / (n + 1), of the class with the fewest samples.
+
+        >>> Calibrated((torch.arange(99.0),)).lowest
+        0.01
+        """
+        return 1 / (1 + min(map(len, self.values)))
+
     def p_values(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
         """P-values of scores, given predicted labels if calibrated by class: (B,) -> (B,) float64."""
         p_values = torch.full(scores.shape, torch.nan, dtype=torch.float64)
