@@ -279,6 +279,31 @@ def test_paths_that_are_not_known(tmp_path):
     assert features.save(tmp_path / "f").paths([0]) is None
 
 
+def test_a_copy_keeps_paths_digests_labels_and_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(featureset, "TEXTS", 7)  # so that the rows are copied in several parts
+    paths, digests = [f"{i}.png" for i in range(20)], [f"{i:032x}" for i in range(20)]
+    labels, x = np.arange(20) % 3, np.arange(40.0).reshape(20, 2)
+    with FeatureWriter(tmp_path / "f", shape=2, shard_rows=6) as writer:
+        writer.add(x, labels, labels % 2, paths=paths, digests=digests)
+    features = FeatureSet.open(tmp_path / "f")
+    assert features.digests([3, -1]) == [digests[3], digests[19]]
+    order = np.random.default_rng(0).permutation(20)[:17]
+    for chosen, rows in ((features, np.arange(20)), (features.subset(order), order)):
+        copy = chosen.save(tmp_path / f"copy{len(rows)}", shard_rows=5)
+        assert copy.paths(slice(None)) == [paths[i] for i in rows]
+        assert copy.digests(slice(None)) == [digests[i] for i in rows]
+        np.testing.assert_array_equal(copy.labels, labels[rows])
+        np.testing.assert_array_equal(copy.groups, labels[rows] % 2)
+        np.testing.assert_array_equal(copy.rows(slice(None)), x[rows])
+    with FeatureWriter(tmp_path / "g", shape=2) as writer:
+        writer.add(x, paths=paths)
+        with refused("got features, paths, digests after features, paths: "):
+            writer.add(x, paths=paths, digests=digests)
+        with refused("every row has one of the digests; got 19 for 20 rows: "):
+            writer.add(x, paths=paths, digests=digests[1:])
+    assert FeatureSet.open(tmp_path / "g").save(tmp_path / "h").digests([0]) is None
+
+
 def test_paths_of_metadata_that_was_exchanged(tmp_path):
     for name, count in (("f", 5), ("g", 3)):
         with FeatureWriter(tmp_path / name, shape=2) as writer:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus.features._storage import Kind, Rows
+from dissensus.features._storage import Kind, Rows, Text
 from dissensus.functional.arrays import Array
 
 
@@ -39,7 +39,7 @@ class Memory:
     def counts(self) -> NDArray[np.int64]:
         return np.bincount(self.codes("label"))
 
-    def paths(self, rows: Rows) -> list[str] | None:
+    def texts(self, column: Text, rows: Rows) -> list[str] | None:
         return None
 
     def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:

@@ -29,6 +29,7 @@ from dissensus.features._shards import Index
 from dissensus.functional.arrays import Array
 
 Kind = Literal["label", "group"]
+Text = Literal["image_path", "digest"]
 Rows = NDArray[np.int64]
 T = TypeVar("T")
 
@@ -60,8 +61,8 @@ class Storage(Protocol):
     def counts(self) -> NDArray[np.int64]:
         """The rows of each class (C,); classes after the largest label may be left out."""
 
-    def paths(self, rows: Rows) -> list[str] | None:
-        """Return the paths of the images of these rows; None if unknown."""
+    def texts(self, column: Text, rows: Rows) -> list[str] | None:
+        """Return the paths or digests of the images of these rows; None if unknown."""
 
     def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
         """Return a sha256 of values and order, and of codes and these names; without codes if `names` is None."""
@@ -200,18 +201,18 @@ class Folder:
     def counts(self) -> NDArray[np.int64]:
         return np.array(self.index.class_counts, np.int64)
 
-    def paths(self, rows: Rows) -> list[str] | None:
-        if "image_path" not in self.index.columns:
+    def texts(self, column: Text, rows: Rows) -> list[str] | None:
+        if column not in self.index.columns:
             return None
-        paths = [""] * len(rows)
+        texts = [""] * len(rows)
         for shard, here, inside in self._by_shard(rows):
             with storage_errors(self.folder, missing=False):
-                names = _metadata.read_strings(
-                    self._metadata(shard), "image_path", self.index.shards.rows[shard], sha256=self._sha256(shard)
+                values = _metadata.read_strings(
+                    self._metadata(shard), column, self.index.shards.rows[shard], sha256=self._sha256(shard)
                 )
             for position, i in zip(here.tolist(), inside.tolist(), strict=True):
-                paths[position] = names[i]
-        return paths
+                texts[position] = values[i]
+        return texts
 
     def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
         shards = self.index.shards
