@@ -27,6 +27,7 @@ from dissensus.evaluation.soups import pretrained_tail
 from dissensus.evaluation.suite import Role, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.models.ensemble import Ensemble
+from dissensus.training import loggers
 from dissensus.training.run import Run
 
 FOLDER, DOCUMENT, RESULTS = "evaluation", "evaluation.json", "results.csv"
@@ -126,7 +127,15 @@ def evaluate_run(
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
         save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+        loggers.add(run.folder, _headlines(frame))
     return frame
+
+
+def _headlines(frame: pd.DataFrame) -> dict[str, float]:
+    """The values that the summary of a run shows, by family and name; shares within 0..1."""
+    table = results.Results(frame).summary()
+    cells = zip(table.columns, table.rows[0].cells, strict=True)
+    return {f"{c.name}/{c.group.removesuffix(' %')}": cell.mean for c, cell in cells if cell is not None}
 
 
 def save(

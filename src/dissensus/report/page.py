@@ -22,6 +22,7 @@ from dissensus.functional import scores
 from dissensus.report import charts, gallery, reproduce, runs, summary
 from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
+from dissensus.training import loggers
 
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
 
@@ -60,6 +61,8 @@ def write_page(
     }
     context["pictures"] = list(album)
     _render("page.html", context, path)
+    for entry in sources.runs:
+        loggers.add(entry.run.folder, {}, [path])
 
 
 def _render(template: str, context: Mapping[str, Any], path: Path) -> None:

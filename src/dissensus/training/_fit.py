@@ -19,7 +19,6 @@ from lightning_fabric import Fabric
 from pydantic import ValidationError
 from torch import Tensor
 
-from dissensus._core import extras
 from dissensus._core.documents import problem
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
 from dissensus._core.options import combine, documented, listed
@@ -91,10 +90,8 @@ def fit(
     task = Task.of(ensemble, pool.features)
     settings = options.resolve(method, len(ensemble), task, str(fabric.strategy.precision.precision))
     check_data(ensemble, pool.features, disagreement, settings)
-    if options.tensorboard and out is None:
-        raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
-    if options.tensorboard:
-        extras.require("tensorboard", "tensorboard=True")
+    if options.logger is not None and out is None:
+        raise DissensusError(f"logger={options.logger!r} belongs to a run folder; got out=None: give out= as well")
     for each in (features, disagreement):
         if each is not None and each.nbytes <= FULL_BYTES:  # shards of a larger one are verified when they are read
             each.verify()
@@ -160,7 +157,7 @@ def _train(
     early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
     state = {**stepper.state(), **log.state(), **early.state()}
     start = run.checkpoints.load(state, warn=fabric.is_global_zero) if run else 0
-    log.open(start, progress=progress and fabric.is_global_zero, tensorboard=options.tensorboard)
+    log.open(start, progress=progress and fabric.is_global_zero)
     ensemble.train()
     saved = time.monotonic()
     with (
@@ -188,6 +185,7 @@ def _train(
                 raise KeyboardInterrupt
             if last:
                 break
+        log.finished = True
     early.restore()
     ensemble.eval()
     notes = [] if early.stopped else log.notes()
@@ -208,7 +206,7 @@ def _split_by_confidence(
     """Stage one: train one member, then separate the samples it is sure of from those it is not."""
     train = pool.features
     first = Ensemble(ensemble.member(0), members=1, init="template")
-    alone = replace(options.suited("single"), active=None, tensorboard=False)
+    alone = replace(options.suited("single"), active=None, logger=None)
     out = run.folder / "first-stage" if run else None
     fit(
         first, train, "single", alone, sample_weight=pool.weight, scores=(), out=out, progress=progress, fabric=fabric
