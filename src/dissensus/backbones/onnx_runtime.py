@@ -75,6 +75,7 @@ def session(path: Path, *, patient: bool = False) -> Session:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors; there is a warning for an input with a default
     if patient:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     opened = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -9,6 +9,7 @@ training fails for its logger: one that is not installed, not logged in or not r
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import warnings
@@ -140,7 +141,7 @@ def _wandb(folder: Path, record: str, step: int | None) -> tuple[Any, str]:
     from pytorch_lightning.loggers import WandbLogger
 
     online = os.environ.get("WANDB_MODE", "online") in ("online", "run")
-    if online and not wandb.api.api_key:  # `init` would ask for it
+    if online and wandb.run is None and not wandb.login(prompt=False, verify=False):  # `init` would ask
         raise DissensusError("not logged in: run `wandb login`, or set WANDB_MODE=offline")
     logger = WandbLogger(
         name=folder.name,
@@ -156,6 +157,8 @@ def _mlflow(folder: Path, record: str, step: int | None) -> tuple[Any, str]:
     import mlflow
     from pytorch_lightning.loggers import MLFlowLogger
 
+    for name in ("mlflow", "pytorch_lightning.loggers.mlflow"):  # that a new database or experiment is made
+        logging.getLogger(name).setLevel(logging.ERROR)
     logger = MLFlowLogger(
         experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
         run_name=folder.name,
