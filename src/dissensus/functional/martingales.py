@@ -70,10 +70,12 @@ class Ranks:
     def _add(self, cells: Counts, uniform: Array) -> Array:
         before = int(self.counts.sum())
         above = before - np.cumsum(self.counts)
-        earlier = np.tri(len(cells), k=-1, dtype=bool)
-        larger = above[cells] + ((cells > cells[:, None]) & earlier).sum(1)
-        equal = self.counts[cells] + ((cells == cells[:, None]) & earlier).sum(1)
-        self.counts += np.bincount(cells, minlength=len(self.counts))
+        larger, equal = above[cells], self.counts[cells]
+        if len(cells) > 1:
+            earlier = np.tri(len(cells), k=-1, dtype=bool)
+            larger = larger + ((cells > cells[:, None]) & earlier).sum(1)
+            equal = equal + ((cells == cells[:, None]) & earlier).sum(1)
+        np.add.at(self.counts, cells, 1)
         p_values: Array = (larger + uniform * (equal + 1)) / (before + 1 + np.arange(len(cells)))
         return p_values
 
@@ -126,6 +128,7 @@ class Martingale:
         self.wealth = np.zeros((*self.streams, count))  # of each bet, in units of exp(scale)
         self.scale = np.zeros(self.streams)
         self.recent = np.zeros((*self.streams, len(self.memories), CELLS))
+        self._stakes = np.array(STAKES)
         self._keep = 1 - 1 / np.array(self.memories)[:, None]
 
     def add(self, p_values: Array) -> Array:
@@ -148,11 +151,10 @@ class Martingale:
         if not self.memories:
             return steps
         cell = np.minimum((p_values * CELLS).astype(np.int64), CELLS - 1)[..., None, None]
-        one = np.arange(CELLS) == cell
         density = CELLS * (self.recent + 1) / (self.recent.sum(-1, keepdims=True) + CELLS)
-        pays = (density * one).sum(-1)[..., None]
-        adaptive = 1 + np.array(STAKES) * (pays - 1)
-        self.recent = self.recent * self._keep + one
+        pays = (density * (np.arange(CELLS) == cell)).sum(-1, keepdims=True)
+        adaptive = 1 + self._stakes * (pays - 1)
+        self.recent = self.recent * self._keep + (np.arange(CELLS) == cell)
         return np.concatenate([steps, adaptive.reshape(*self.streams, -1)], axis=-1)
 
 
