@@ -82,7 +82,7 @@ def undisturbed(count: int, streams: int, length: int, ties: bool) -> int:
 
 
 def pools(suite: str) -> tuple[dict[str, float], dict[str, Pool]]:
-    """Train the default ensemble on a suite; return the scores' weights, and pools: id, severity 1 to 5, and new classes."""
+    """Train the default ensemble on a suite; return the scores' weights and the pools: id, C-1 to C-5, new."""
     options = {"backbone": "pixels"} if suite == "digits" else {}
     loaded = suites.load(suite, severities=(1, 2, 3, 4, 5), **options)
     if loaded.held_out is None:
@@ -93,7 +93,7 @@ def pools(suite: str) -> tuple[dict[str, float], dict[str, Pool]]:
         loaded.train,
         "sed-a2d",
         disagreement=loaded.disagreement,
-        **suites.SUITES[suite].training,
+        **suites.training(suite),
         progress=False,
     )
     detector, (names, weights) = Detector(ensemble), expressions.choose(None, ensemble.fitted)
@@ -146,8 +146,8 @@ def drifts(pools: dict[str, Pool], random: Generator) -> Iterator[tuple[str, Cal
 
 
 def delays(
-    weights: dict[str, float], pools: dict[str, Pool], count: int, draw: Callable[[], list[tuple[str, Rows]]], before: int,
-    repeats: int, random: Generator,
+    weights: dict[str, float], pools: dict[str, Pool], count: int, draw: Callable[[], list[tuple[str, Rows]]],
+    before: int, repeats: int, random: Generator,
 ) -> Rows:  # fmt: skip
     """Samples from the beginning of a drift to the alarm, for each repeat: negative before it, AFTER if never."""
     pairs = list[tuple[Array, Array]]()

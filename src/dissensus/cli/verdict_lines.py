@@ -68,7 +68,9 @@ def _verdict(values: Any, what: str) -> Verdict:
         )
     if not isinstance(votes, list) or not all(isinstance(vote, str) for vote in votes):
         raise DataError(f"{what}: votes must be names of classes; got {short(votes)}: predict it again")
-    label, score, p_value = values.get("label"), values["score"], values.get("p_value")
+    label: Any = values.get("label")
+    score: Any = values["score"]
+    p_value: Any = values.get("p_value")
     if p_value is None:
         raise DataError(f"{what} has no p_value: calibrate the run and predict again")
     if not _is_share(p_value):

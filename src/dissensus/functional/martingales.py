@@ -51,11 +51,10 @@ class Ranks:
         """Count calibration values (n,), at most `most` of which are edges if none are given."""
         if edges is None:
             ordered = np.sort(calibration)
-            ranks = np.unique(np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(np.int64))
-            edges = np.unique(ordered[ranks])
-        ranks = cls(edges, np.zeros(2 * len(edges) + 1, np.int64))
-        ranks.counts += np.bincount(ranks.cells(calibration), minlength=len(ranks.counts))
-        return ranks
+            places = np.unique(np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(np.int64))
+            edges = np.unique(ordered[places])
+        empty = cls(edges, np.zeros(2 * len(edges) + 1, np.int64))
+        return cls(edges, np.bincount(empty.cells(calibration), minlength=len(empty.counts)))
 
     def cells(self, values: Array) -> Counts:
         """The place of each value among edges and gaps: (n,) -> (n,), ascending."""
