@@ -6,10 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from dissensus._core.errors import RunError
+from dissensus._core.errors import DissensusError
 from dissensus._core.files import replacing
 from dissensus.detection.detector import Detector
 from dissensus.detection.monitor import Monitor
@@ -29,17 +30,26 @@ STYLE = (
 )
 
 
-def of_run(folder: Path) -> tuple[list[Chart], str]:
-    """The charts of a run whose folder has the state of a watched stream, and a sentence on it; else nothing."""
+class Watched(NamedTuple):
+    """A watched stream on the page: charts, a sentence on it, and whether that is an alarm."""
+
+    charts: Sequence[Chart] = ()
+    note: str = ""
+    alarm: bool = False
+
+
+def of_run(folder: Path) -> Watched:
+    """The stream whose state is in the folder of a run; empty if there is none."""
     if not (folder / STATE).exists():
-        return [], ""
+        return Watched()
     try:
         monitor = Monitor.load(folder / STATE, Detector.load(folder))
-    except RunError as error:
-        return [], f"The watched stream is left out: {error}."
+    except DissensusError as error:
+        return Watched(note=f"Left out: {error}.")
     if not monitor.history:
-        return [], ""
-    return charts_of(monitor), monitor.banner or f"No alarm in {monitor.samples:,} samples."
+        return Watched()
+    note = monitor.banner or f"No alarm in {monitor.samples:,} samples."
+    return Watched(charts_of(monitor), note, monitor.alarm is not None)
 
 
 def charts_of(monitor: Monitor) -> list[Chart]:
