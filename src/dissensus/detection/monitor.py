@@ -9,7 +9,6 @@ monitor.save("state.json")                        # small; Monitor.load continue
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dissensus._core import documents
-from dissensus._core.digests import digest
+from dissensus._core.digests import digest, of_bytes
 from dissensus._core.errors import DataError, RunError
 from dissensus._core.places import place
 from dissensus.detection._recent import Recent
@@ -223,7 +222,7 @@ def _digest(detector: Detector, threshold: Threshold) -> str:
         {
             "identity": detector.identity.using(threshold.scores).model_dump(),
             "scores": [threshold.scores, threshold.weights, threshold.false_alarms],
-            "calibration": [hashlib.sha256(value.numpy().tobytes()).hexdigest() for value in tensors],
+            "calibration": [of_bytes(value.numpy().tobytes()) for value in tensors],
             "classes": detector.classes,
         }
     )
