@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
 
-from dissensus.detection import Detector
+from dissensus.detection import Detector, Monitor
 from dissensus.report import watching
 from dissensus.training._fit import fit
 from tests.commands import refuse, run
@@ -145,3 +146,20 @@ def test_the_report_shows_the_state_in_the_run(home, capsys):
     assert "remove it" in watched.note
     assert not watched.charts
     state.unlink()
+
+
+def test_ctrl_c_saves_whole_samples(home, capsys, monkeypatch, tmp_path):
+    """It comes while a sample is being counted."""
+    add = Monitor.add
+
+    def interrupted(monitor, verdict):
+        if monitor.samples == 30:
+            signal.raise_signal(signal.SIGINT)
+        return add(monitor, verdict)
+
+    monkeypatch.setattr(Monitor, "add", interrupted)
+    code, out, _ = run(capsys, "watch", home / "run", home / "same", "--state", tmp_path / "s.json")
+    assert code == 130
+    assert events(out)[-1]["word"] == "stopped"
+    assert Monitor.load(tmp_path / "s.json", Detector.load(home / "run")).samples == 31
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

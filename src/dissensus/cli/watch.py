@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from dissensus._core.errors import DissensusError
@@ -129,6 +131,7 @@ class _Stream:
     ) -> None:
         self.monitor, self.discoveries, self.state, self.plot, self.show = monitor, discoveries, state, plot, show
         self.batch: list[Verdict] = []
+        self.counting = self.stopping = False
 
     def run(self, source: Iterator[Verdict], run: str, every: int, stop: bool) -> bool:
         """Read the stream to its end, or to an alarm if that stops it; return whether there is an alarm."""
@@ -137,22 +140,52 @@ class _Stream:
         self.show("start", f"watching {run}{again}: {monitor.promise}", run=run, rate=monitor.rate)
         if monitor.alarm is not None:
             self._alarm()
-        try:
-            for verdict in source if monitor.alarm is None or not stop else ():
-                self.batch.append(verdict)
-                if monitor.add(verdict):
-                    self._alarm()
-                    if stop:
+        with self._between_samples():
+            try:
+                for verdict in source if monitor.alarm is None or not stop else ():
+                    with self._whole():
+                        self.batch.append(verdict)
+                        if monitor.add(verdict):
+                            self._alarm()
+                        if len(self.batch) == every:
+                            self._status()
+                    if stop and monitor.alarm is not None:
                         break
-                if len(self.batch) == every:
-                    self._status()
-        except KeyboardInterrupt:
-            self._end("stopped")
-            raise
+            except KeyboardInterrupt:
+                self.counting = True  # until the state is saved
+                self._end("stopped")
+                raise
         if monitor.samples + monitor.errors == before and not (stop and monitor.alarm):
             raise DissensusError("a stream must have a sample; this one ended before the first: check what feeds it")
         self._end("end")
         return monitor.alarm is not None
+
+    @contextmanager
+    def _between_samples(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM raise KeyboardInterrupt, but not while a sample is counted: the state would be half."""
+
+        def note(number: int, frame: object) -> None:
+            self.stopping = True
+            if not self.counting:
+                raise KeyboardInterrupt
+
+        if threading.current_thread() is not threading.main_thread():  # handlers are the main thread's
+            yield
+            return
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        self.counting = True
+        yield
+        self.counting = False
+        if self.stopping:
+            raise KeyboardInterrupt
 
     def _alarm(self) -> None:
         alarm = self.monitor.alarm
