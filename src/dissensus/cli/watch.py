@@ -162,7 +162,7 @@ class _Stream:
 
     @contextmanager
     def _between_samples(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM raise KeyboardInterrupt, but not while a sample is counted: the state would be half."""
+        """Let Ctrl-C and SIGTERM raise KeyboardInterrupt, but not while a sample is counted."""
 
         def note(number: int, frame: object) -> None:
             self.stopping = True
