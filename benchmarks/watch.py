@@ -168,10 +168,12 @@ def delays(
 
 
 def _cell(found: Rows) -> str:
-    low, middle, high = (
-        f"{q:.0f}" if q < AFTER else "never" for q in np.quantile(found, (0.1, 0.5, 0.9), method="higher")
-    )
-    return f"{middle} ({low} to {high})" + (f", never {share:.0%}" if (share := (found >= AFTER).mean()) else "")
+    never = float((found >= AFTER).mean())
+    low, middle, high = (int(q) for q in np.quantile(found, (0.1, 0.5, 0.9), method="higher"))
+    if middle >= AFTER:
+        return f"never in {never:.0%}"
+    text = f"{middle:,} ({low:,} to {high:,})" if high < AFTER else f"{middle:,} (from {low:,})"
+    return f"{text}; never in {never:.0%}" if never else text
 
 
 def main(argv: Sequence[str] | None = None) -> None:
