@@ -23,8 +23,8 @@ __all__ = ["COMMANDS", "main"]
 
 # Importing them fills COMMANDS, in the order in which --help shows them.
 for _module in (
-    "demo", "run", "extract", "merge", "train", "tune", "join", "evaluate", "calibrate", "predict", "ask", "adapt",
-    "export", "serve", "study", "report", "suite", "lists",
+    "demo", "run", "extract", "merge", "train", "tune", "join", "evaluate", "calibrate", "predict", "watch", "ask",
+    "adapt", "export", "serve", "study", "report", "suite", "lists",
 ):  # fmt: skip
     importlib.import_module(f"dissensus.cli.{_module}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -54,6 +54,13 @@ class DetectorDocument(Document):
         return self
 
 
+class HeldOut(NamedTuple):
+    """What the members said of the calibration samples, for `Monitor` and `batch_test` to compare others with."""
+
+    labels: Tensor  # (n,) int64, predicted
+    disagreement: Tensor  # (n,) float32, the share of pairs of members whose votes differ
+
+
 @dataclass(frozen=True, repr=False)
 class Threshold:
     """A calibrated decision rule: a sample is out of distribution if its score exceeds a limit.
@@ -65,6 +72,7 @@ class Threshold:
         calibrated: The calibration scores, for all samples or for each predicted class.
         references: Where several scores are combined, the values of each on half of the samples, ascending. The other
             half calibrates the combination.
+        held_out: Predictions on the calibration samples; None if it was calibrated on scores alone.
     """
 
     scores: tuple[str, ...]
@@ -72,6 +80,7 @@ class Threshold:
     false_alarms: float
     calibrated: Calibrated
     references: tuple[Tensor, ...] = ()
+    held_out: HeldOut | None = None
 
     @classmethod
     def calibrate(
@@ -166,6 +175,9 @@ class Threshold:
         """Write detector.json and detector.safetensors into a folder; `load` compares `identity`."""
         values = {f"calibration.{i}": part for i, part in enumerate(self.calibrated.values)}
         values |= {f"reference.{i}": reference for i, reference in enumerate(self.references)}
+        values |= {
+            f"held-out.{name}": value for name, value in (self.held_out._asdict() if self.held_out else {}).items()
+        }
         (folder / DOCUMENT).unlink(missing_ok=True)  # Written last: a calibration is complete or absent.
         digest = tensors.write(folder / TENSORS, values)
         document = DetectorDocument(
@@ -211,6 +223,7 @@ class Threshold:
             document.false_alarms,
             Calibrated(_ascending(folder / TENSORS, values, "calibration", document.parts, remedy)),
             _ascending(folder / TENSORS, values, "reference", count if count > 1 else 0, remedy),
+            _held_out(folder / TENSORS, values, remedy),
         )
         try:
             threshold.calibrated.check(document.false_alarms)
@@ -240,3 +253,21 @@ def _ascending(path: Path, values: Mapping[str, Tensor], kind: str, count: int, 
         if value.dtype != torch.float32 or value.ndim != 1 or bool(value.isnan().any()):
             raise RunError(f"{path} is damaged ({name} is not a vector of float32 numbers): {remedy}")
     return tuple(values[name].sort().values for name in names)
+
+
+def _held_out(path: Path, values: Mapping[str, Tensor], remedy: str) -> HeldOut | None:
+    """Return the predictions on the calibration samples, if they were kept; raise if they are damaged."""
+    there = [values.get(f"held-out.{name}") for name in HeldOut._fields]
+    if all(value is None for value in there):
+        return None
+    labels, disagreement = there
+    if (
+        labels is None
+        or disagreement is None
+        or (labels.dtype, disagreement.dtype) != (torch.int64, torch.float32)
+        or not 0 < labels.numel() == len(labels) == disagreement.numel() == len(disagreement)
+        or bool((labels < 0).any())
+        or not bool(((disagreement >= 0) & (disagreement <= 1)).all())
+    ):
+        raise RunError(f"{path} is damaged (predictions on the calibration samples): {remedy}")
+    return HeldOut(labels, disagreement)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from scipy import special
+from scipy import special, stats
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
@@ -164,6 +164,17 @@ def evidence(references: Sequence[Tensor], scores: Sequence[Tensor], weights: Se
         raise DissensusError(f"weights of scores must be positive; got {list(weights)}: leave out scores that count 0")
     triples = zip(references, scores, weights, strict=True)
     return torch.stack([w * Evidence.of(r)(s) for r, s, w in triples]).sum(0).float()
+
+
+def discoveries(p_values: Tensor, share: float) -> Tensor:
+    """Which samples of a batch are OOD, so that at most a share of those is not, in expectation: (B,) -> (B,) bool.
+
+    Benjamini and Hochberg's procedure, which conformal p-values of one calibration set allow (Bates et al. 2023).
+    """
+    check_rate(share)
+    if not len(p_values):
+        return torch.zeros(0, dtype=torch.bool)
+    return torch.from_numpy(stats.false_discovery_control(p_values.double().numpy())) <= share
 
 
 def check_rate(rate: float) -> None:

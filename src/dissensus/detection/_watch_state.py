@@ -1,0 +1,90 @@
+"""The state of a `Monitor` as a JSON document: counts, wealth and history, independent of the length of the stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from dissensus._core.documents import Document, Part
+from dissensus._core.errors import RunError
+
+Number = Annotated[int, Field(ge=0, le=2**53)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class TestState(Part):
+    """A `StreamTest`."""
+
+    counts: tuple[Number, ...]
+    wealth: tuple[NotNegative, ...]
+    scale: float
+    recent: tuple[tuple[NotNegative, ...], ...]
+    log_wealth: float
+    since: Number
+
+
+class Point(Part):
+    """What is drawn: after so many samples, how many were called out, and the log wealth of each test."""
+
+    samples: Number
+    out: Number
+    log_wealth: tuple[float, ...]
+
+
+class Alarm(Part):
+    """That a stream has drifted.
+
+    Attributes:
+        sample: The sample at which the alarm was raised, from 1.
+        since: The sample after which the evidence grew, about where the drift began.
+        test: What has changed: scores or classes.
+        reason: What has changed, in words.
+    """
+
+    sample: Number
+    since: Number
+    test: Literal["scores", "classes"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"ALARM at sample {self.sample:,}: since about sample {self.since + 1:,}, {self.reason}"
+
+
+class RecentState(Part):
+    """Exponentially forgotten sums over the last samples: all, those called out, p-values, by class, by part."""
+
+    weight: NotNegative
+    out: NotNegative
+    p_values: NotNegative
+    classes: tuple[NotNegative, ...]
+    parts: dict[str, NotNegative]
+
+
+class WatchState(Document):
+    """What `Monitor.save` writes."""
+
+    error: ClassVar[type[RunError]] = RunError
+    remedy: ClassVar[str] = "remove it to begin again"
+
+    format: Literal["dissensus-watch-1"] = "dissensus-watch-1"
+    detector: str  # a digest of the detector and its calibration
+    rate: Annotated[float, Field(gt=0, lt=1)]
+    samples: Number
+    out: Number
+    errors: Number
+    tests: dict[str, TestState]
+    recent: RecentState
+    stride: Annotated[int, Field(ge=1, le=2**53)]
+    history: Annotated[tuple[Point, ...], Field(max_length=1000)]
+    alarm: Alarm | None
+
+    @model_validator(mode="after")
+    def _check_history(self) -> WatchState:
+        places = [point.samples for point in self.history]
+        outs = [point.out for point in self.history]
+        if places != sorted(places) or outs != sorted(outs) or (places and places[-1] > self.samples):
+            raise ValueError("history: samples and verdicts must grow, up to those of the whole stream")
+        if any(len(point.log_wealth) != len(self.tests) for point in self.history):
+            raise ValueError("history: every test needs its wealth")
+        return self
