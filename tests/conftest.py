@@ -10,6 +10,7 @@ import torch
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from tests.forks import Forks
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)  # the problems are tiny: a second thread costs more than it brings
@@ -29,6 +30,14 @@ def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     os.environ["DISSENSUS_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Commands in processes of their own."""
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
 
 
 @pytest.fixture
