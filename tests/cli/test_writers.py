@@ -24,7 +24,7 @@ Detector.load = load
 """
 WRITERS = {
     "train": ("train", "{0}/features", "--out", "{1}/out"),
-    "tune": ("tune", "{0}/features", "--out", "{1}/out"),
+    "tune": ("tune", "{0}/features", "--held-out", "{0}/features", "--out", "{1}/out"),
     "demo": ("demo", "--out", "{1}/out"),
     "run": ("run", "--root", "{0}/images", "--out", "{1}/out"),
     "study": ("study", "hardness", "--suite", "digits", "--out", "{1}/out"),

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 from lightning_fabric import Fabric
 
 from dissensus._core.durations import duration
@@ -62,7 +61,7 @@ class Watch:
     """Two threads that watch other processes until `stop`."""
 
     def __init__(self, fabric: Fabric, patience: float) -> None:
-        from torch.distributed.distributed_c10d import _get_default_store
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
         launcher = fabric.strategy.launcher
         self.rank, self.world, self.patience = fabric.global_rank, fabric.world_size, patience
@@ -72,12 +71,13 @@ class Watch:
         self.gone = dict[int, str]()  # process -> what became of it
         self.ended = dict[int, int]()  # process -> SUCCESS or FAILURE
         self.stopped = threading.Event()
-        self.store = torch.distributed.PrefixStore("dissensus", _get_default_store().clone())
+        self.store = PrefixStore("dissensus", _get_default_store().clone())
         for thread in threading.enumerate():
             if thread.name == "child-process-observer":  # Lightning's, which kills this process without a word
                 thread._child_processes = []  # type: ignore[attr-defined]
-        for function in (self._beat, self._watch):
-            threading.Thread(target=function, daemon=True, name=f"dissensus-ranks{function.__name__}").start()
+        self.threads = [threading.Thread(target=each, daemon=True) for each in (self._beat, self._watch)]
+        for thread in self.threads:
+            thread.start()
 
     def reason(self, error: BaseException) -> tuple[str, bool]:
         """Return the line to report instead of an error, if any, and whether another process reports what happened."""
@@ -105,6 +105,8 @@ class Watch:
             if 0 not in self.gone:
                 self.store.set(f"ended/{self.rank}", str(how))
         self.stopped.set()
+        for thread in self.threads:
+            thread.join(1)
         if how == FAILURE:
             for child in self.children:
                 with suppress(Exception):  # it is killed below
@@ -131,6 +133,8 @@ class Watch:
             except RuntimeError:
                 if self.rank:
                     self.gone.setdefault(0, "has ended")
+                else:  # a defect of the store, not of a process
+                    self.stopped.set()
                 return
 
     def _watch(self) -> None:
