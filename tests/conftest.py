@@ -14,6 +14,7 @@ import torch
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from tests.forks import Forks
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)
@@ -33,6 +34,14 @@ def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     os.environ["DISSENSUS_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Commands in processes of their own."""
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

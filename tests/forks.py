@@ -61,6 +61,22 @@ for line in sys.stdin:
         print(os.waitstatus_to_exitcode(found[1]) if found[0] else "alive", flush=True)
 """
 
+# The process ends itself at the so-many-th call of a function, before or after it.
+FATAL = """
+import os, signal
+from pathlib import Path
+original, seen = {where}.{name}, []
+def fatal(*args, **options):
+    seen.append(None)
+    if len(seen) == {number} and not {after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = original(*args, **options)
+    if len(seen) == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+{where}.{name} = fatal
+"""
+
 
 class Command:
     """One command at work; `first` in `Forks.start` is code it runs before, to slow it down or to break it."""

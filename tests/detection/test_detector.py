@@ -14,6 +14,7 @@ from dissensus._core.errors import DataError, DissensusError, DissensusWarning, 
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.detection.samples import resolve
+from dissensus.detection.threshold import TENSORS
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, scores
 from dissensus.functional.expressions import DEFAULT_SCORE
@@ -73,7 +74,7 @@ def test_a_calibration_of_something_else_is_refused(run, more, tmp_path, damage)
             next(other.parameters()).add_(1)
         other.save(copy / "ensemble")
     elif damage == "tensors":
-        (copy / "detector.safetensors").write_bytes(b"nothing")
+        next(copy.glob(TENSORS)).write_bytes(b"nothing")
     elif damage == "emptied":
         (copy / "detector.json").write_text('{"format": "dissensus-detector-1"}')
     else:
@@ -96,7 +97,7 @@ def test_saved_files_have_the_usual_permissions(run, more, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     Detector.load(copy).calibrate(more).save(copy)
     (tmp_path / "plain").touch()
-    assert (copy / "detector.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert next(copy.glob(TENSORS)).stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_another_rate_takes_the_same_calibration(run, more):

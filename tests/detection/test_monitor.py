@@ -167,13 +167,14 @@ def test_disagreement_is_the_share_of_pairs_that_differ():
 
 def test_held_out_predictions_are_saved_with_the_calibration(detector, run, tmp_path):
     from dissensus._core import tensors
-    from dissensus.detection.threshold import Threshold
+    from dissensus.detection.threshold import TENSORS, Threshold
 
     detector.threshold.save(tmp_path, detector.identity)
     again = Threshold.load(tmp_path, detector.identity)
     assert torch.equal(again.held_out.labels, detector.threshold.held_out.labels)
-    values = tensors.read(tmp_path / "detector.safetensors", remedy="")
+    (path,) = tmp_path.glob(TENSORS)
+    values = tensors.read(path, remedy="")
     for change in ({"held-out.labels": -torch.ones(400, dtype=torch.int64)}, {"held-out.disagreement": torch.zeros(3)}):
-        tensors.write(tmp_path / "detector.safetensors", values | change)
+        tensors.write(path, values | change)
         with pytest.raises(RunError, match=r"predictions on the calibration samples"):
             Threshold.load(tmp_path, detector.identity)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -242,6 +244,46 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeyp
     monkeypatch.setattr(tensors, "save_file", original)
     fit(linear(), blobs(), out=tmp_path / "run", progress=False)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_run_folder_that_is_removed_during_training_is_one_line(tmp_path, monkeypatch):
+    from dissensus.training import step
+
+    original, seen = step.Stepper.__call__, []
+
+    def removing(self, *args):
+        seen.append(None)
+        if len(seen) == 3:
+            shutil.rmtree(tmp_path / "run")
+        return original(self, *args)
+
+    monkeypatch.setattr(step.Stepper, "__call__", removing)
+    with pytest.raises(RunError, match=r"cannot write .*run/\w+\.\w+: there is no folder .*run, or no longer; start"):
+        fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fit_in_a_thread_trains_alike_and_another_on_its_folder_is_refused(tmp_path, monkeypatch):
+    from dissensus.training import step
+
+    def train(**options):
+        return fit(linear(), blobs(), epochs=2, progress=False, **options)
+
+    original, others, whole = step.Stepper.__call__, [], train()
+
+    def meanwhile(self, *args):
+        if not others:
+            others.append(pool.submit(train, out=tmp_path / "run"))
+            with pytest.raises(RunError, match=r"run is being written by another command: wait for it"):
+                others[0].result()
+        return original(self, *args)
+
+    monkeypatch.setattr(step.Stepper, "__call__", meanwhile)
+    with ThreadPoolExecutor(2) as pool:
+        threaded = pool.submit(train, out=tmp_path / "run").result()
+    assert others
+    for name, value in whole.stacked().items():
+        assert torch.equal(value, threaded.stacked()[name])
 
 
 @pytest.mark.parametrize("method", ["deep-ensemble", "a2d", "sed-a2d", "two-stage"])

@@ -17,7 +17,7 @@ from dissensus._core import digests
 from dissensus._core.errors import DissensusError, DissensusWarning
 from dissensus._core.places import is_url, storage_problem
 from dissensus.cli import parser
-from dissensus.cli.command import COMMANDS, fail, show_warnings_in_one_line
+from dissensus.cli.command import COMMANDS, HELD, fail, show_warnings_in_one_line
 
 __all__ = ["COMMANDS", "main"]
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = ""
     try:
         name, arguments, verify = parser.parse(sys.argv[1:] if argv is None else argv)
-        with warnings.catch_warnings(), digests.unverified(not verify):
+        with warnings.catch_warnings(), digests.unverified(not verify), HELD:
             warnings.simplefilter("always", DissensusWarning)  # of several methods, each has its own
             show_warnings_in_one_line()
             COMMANDS[name].function(**arguments)

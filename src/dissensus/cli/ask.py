@@ -8,7 +8,7 @@ from pathlib import Path
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
 from dissensus._core.terminal import printable, show
-from dissensus.cli.command import command, say
+from dissensus.cli.command import command, hold, say
 
 
 @command("ask", "dissensus ask runs/mine new-photos --count 16")
@@ -41,7 +41,8 @@ def ask(
     """
     from tabulate import tabulate
 
-    from dissensus._core.files import make_folder, replacing
+    from dissensus._core.files import replacing
+    from dissensus._core.outputs import writing
     from dissensus.adaptation import ask as choose
     from dissensus.adaptation import questionnaire
     from dissensus.adaptation import sheet as sheets
@@ -54,6 +55,8 @@ def ask(
     table = place(out)
     page = table.with_suffix(".html") if sheet is None else place(sheet)
     _check(table, page)
+    hold(writing(table))
+    hold(writing(page))
     Run.open(run).check_single("ask takes one backbone")
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
@@ -67,8 +70,6 @@ def ask(
         features, readable = detector.members.encode(samples, strict=False, progress=progress)
     questions = choose(detector.ensemble, features, count, classes=detector.classes, progress=progress)
     questions = questions.at(readable)
-    make_folder(table.parent)
-    make_folder(page.parent)
     text = questionnaire.table(questions, samples, table.parent)
     again = "" if "image" in text.partition("\n")[0] else f" --pool {shlex.quote(pool)}"
     then = f"dissensus adapt {shlex.quote(run)} --labelled {shlex.quote(out)}{again} --out ADAPTED"

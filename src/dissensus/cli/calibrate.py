@@ -7,7 +7,7 @@ import warnings
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.terminal import show
-from dissensus.cli.command import Share, command, say
+from dissensus.cli.command import Share, command, hold, say
 
 
 @command("calibrate", "dissensus calibrate runs/mine --id features/held-out --false-alarms 0.05")
@@ -53,6 +53,7 @@ def calibrate(
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
     from dissensus.functional.expressions import score_names
+    from dissensus.training.run import Run, writing_run
 
     if score is not None:
         score_names(score)
@@ -61,6 +62,7 @@ def calibrate(
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}: give one")
     if id is not None and (root is not None or features is not None):
         raise DissensusError("--root and --features belong to --suite; got them with --id: leave them out")
+    hold(writing_run(Run.open(run).folder))
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
     samples = id if id is not None else inputs.held_out(run, str(suite), root, features)

@@ -20,6 +20,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from dissensus._core.errors import DissensusWarning
@@ -69,6 +70,9 @@ class Command(NamedTuple):
         return about.strip(), {name: " ".join(text.split()) for name, text in entries}
 
 
+HELD = ExitStack()
+"""What the running command holds; `main` releases it when the command ends."""
+
 COMMANDS: dict[str, Command] = {}
 """Every command by name, in the order of `dissensus --help`."""
 
@@ -88,6 +92,11 @@ def command(name: str, example: str, *, reads: bool = True, **groups: Flags) -> 
         return function
 
     return add
+
+
+def hold(output: AbstractContextManager[None]) -> None:
+    """Hold an output, such as `writing(out)`, until the command ends."""
+    HELD.enter_context(output)
 
 
 def fail(message: str) -> NoReturn:

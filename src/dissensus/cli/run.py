@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus._core.places import place
 from dissensus._core.terminal import show
-from dissensus.cli.command import Flags, Given, command
+from dissensus.cli.command import Flags, Given, command, hold
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
 from dissensus.training.methods import DEFAULT_METHOD
@@ -79,7 +79,7 @@ def run(
     from dissensus.experiments import pipeline, runner
     from dissensus.experiments.joined import joined_jobs
     from dissensus.training import METHODS
-    from dissensus.training.run import AUTO
+    from dissensus.training.run import AUTO, writing_run
 
     if not out or suite == "" or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
@@ -108,6 +108,7 @@ def run(
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
+        hold(writing_run(out, fabric))
         given = {"root": root, "features": features, **extraction}
         usual: dict[str, Any] = {
             "features": place(out) / "features", "progress": progress, "fabric": fabric,

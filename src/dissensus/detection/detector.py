@@ -30,7 +30,7 @@ from dissensus.features.loader import Batch
 from dissensus.functional import aggregates, comparisons, expressions
 from dissensus.images import ImageSet, ImageStream
 from dissensus.models.ensemble import Ensemble
-from dissensus.training.run import Run
+from dissensus.training.run import Run, writing_run
 
 
 class Detector:
@@ -122,7 +122,8 @@ class Detector:
         there, names = self._identity_of(Ensemble.load(opened.ensemble_folder)), self.threshold.scores
         if there.using(names) != self.identity.using(names):
             raise RunError(f"a calibration is saved with its own run; {run} holds another ensemble: choose its folder")
-        self.threshold.save(opened.folder, self.identity)
+        with writing_run(opened.folder):
+            self.threshold.save(opened.folder, self.identity)
 
     def __repr__(self) -> str:
         rule, info = self.threshold, self.backbone_info

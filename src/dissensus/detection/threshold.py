@@ -1,7 +1,7 @@
 """Threshold: scores of held-out ID samples as a decision rule for one sample, kept in a folder.
 
-detector.json            the scores, the false-alarm rate, and what it was calibrated for
-detector.safetensors     the calibration scores
+detector.json             the scores, the false-alarm rate, what it was calibrated for, the name of the other file
+detector-*.safetensors    the calibration scores
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dissensus._core.errors import DataError, RunError, UnknownNameError
 from dissensus.functional import conformal, expressions, scores
 from dissensus.functional.conformal import Calibrated
 
-DOCUMENT, TENSORS = "detector.json", "detector.safetensors"
+DOCUMENT, TENSORS = "detector.json", "detector-*.safetensors"
 
 
 class Identity(Part):
@@ -40,12 +40,13 @@ class DetectorDocument(Document):
     """detector.json."""
 
     format: Literal["dissensus-detector-4"] = "dissensus-detector-4"
+    tensors: Annotated[str, Field(pattern=r"^detector-[0-9a-f]{16}\.safetensors$")]  # the file with the scores
     scores: Annotated[tuple[str, ...], Field(min_length=1)]
     weights: tuple[Annotated[float, Field(gt=0)], ...]  # of the scores
     false_alarms: Annotated[float, Field(gt=0, lt=1)]
     parts: Annotated[int, Field(ge=1, le=2**31)]  # 1, or one for each class
     calibrated_for: Identity
-    values: Sha256  # of the tensors in detector.safetensors
+    values: Sha256  # of the tensors
 
     @model_validator(mode="after")
     def _check_weights(self) -> DetectorDocument:
@@ -172,15 +173,20 @@ class Threshold:
         )
 
     def save(self, folder: Path, identity: Identity) -> None:
-        """Write detector.json and detector.safetensors into a folder; `load` compares `identity`."""
+        """Write a calibration into a folder, in place of a former one; `load` compares `identity`.
+
+        The tensors are written under a new name, which depends on their values, and detector.json is replaced by one
+        that names them. So a kill leaves either the former calibration or this one.
+        """
         values = {f"calibration.{i}": part for i, part in enumerate(self.calibrated.values)}
         values |= {f"reference.{i}": reference for i, reference in enumerate(self.references)}
         values |= {
             f"held-out.{name}": value for name, value in (self.held_out._asdict() if self.held_out else {}).items()
         }
-        (folder / DOCUMENT).unlink(missing_ok=True)  # Written last: a calibration is complete or absent.
-        digest = tensors.write(folder / TENSORS, values)
+        name = TENSORS.replace("*", tensors.digest_of(values)[:16])
+        digest = tensors.write(folder / name, values)
         document = DetectorDocument(
+            tensors=name,
             scores=self.scores,
             weights=self.weights,
             false_alarms=self.false_alarms,
@@ -189,6 +195,9 @@ class Threshold:
             values=digest,
         )
         documents.write(folder / DOCUMENT, document)
+        for former in folder.glob(TENSORS):
+            if former.name != name:
+                former.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path, identity: Identity, *, remedy: str | None = None) -> Threshold | None:
@@ -215,20 +224,23 @@ class Threshold:
             raise RunError(f"{folder / DOCUMENT} names an {error}; register it first, or {remedy}") from error
         if kind := _difference(document.calibrated_for, identity, document.scores):
             raise RunError(f"a calibration holds for the {kind} it was made with; {folder} has another now: {remedy}")
-        values = tensors.read(folder / TENSORS, remedy=remedy, digest=document.values)
+        path = folder / document.tensors
+        if not path.is_file() and documents.read(DetectorDocument, folder / DOCUMENT, remedy=remedy) != document:
+            return cls.load(folder, identity, remedy=remedy)  # calibrated again in between
+        values = tensors.read(path, remedy=remedy, digest=document.values)
         count = len(document.scores)
         threshold = cls(
             document.scores,
             document.weights,
             document.false_alarms,
-            Calibrated(_ascending(folder / TENSORS, values, "calibration", document.parts, remedy)),
-            _ascending(folder / TENSORS, values, "reference", count if count > 1 else 0, remedy),
-            _held_out(folder / TENSORS, values, remedy),
+            Calibrated(_ascending(path, values, "calibration", document.parts, remedy)),
+            _ascending(path, values, "reference", count if count > 1 else 0, remedy),
+            _held_out(path, values, remedy),
         )
         try:
             threshold.calibrated.check(document.false_alarms)
         except DataError as error:
-            raise RunError(f"{folder / DOCUMENT} and {TENSORS} do not fit ({error}); {remedy}") from error
+            raise RunError(f"{folder / DOCUMENT} and {path.name} do not fit ({error}); {remedy}") from error
         return threshold
 
 

@@ -28,7 +28,7 @@ from dissensus.evaluation.suite import Role, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import loggers
-from dissensus.training.run import Run
+from dissensus.training.run import Run, writing_run
 
 FOLDER, DOCUMENT, RESULTS = "evaluation", "evaluation.json", "results.csv"
 AGAIN = "evaluate the run again"
@@ -126,7 +126,8 @@ def evaluate_run(
     frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
-        save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+        with writing_run(run.folder):
+            save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
         loggers.add(run.folder, _headlines(frame))
     return frame
 

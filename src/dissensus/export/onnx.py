@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dissensus import __version__
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
-from dissensus._core.files import assembling
+from dissensus._core.outputs import assembling
 from dissensus.backbones import engines, onnx_runtime
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs

@@ -14,11 +14,13 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning_fabric import Fabric
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, field_validator
 from torch import Tensor
 
@@ -26,7 +28,8 @@ from dissensus import __version__
 from dissensus._core import documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError, some
-from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
+from dissensus._core.files import cannot_write, is_temporary, make_folder, replacing
+from dissensus._core.outputs import writing
 from dissensus._core.places import is_remote, place
 from dissensus.backbones import BackboneDescription
 from dissensus.backbones.joined import JoinedDescription
@@ -40,6 +43,7 @@ METRICS = "metrics.jsonl"
 AUTO = "auto"  # the method of runs that `tune` made
 TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
 ADAPTATION = "adaptation.json"  # of runs that `adapt` made
+FOLDERS = ("ensemble", "evaluation")  # of a run
 
 
 class Data(Part):
@@ -92,6 +96,27 @@ class Line(Part):
     seconds: float
 
 
+@contextmanager
+def writing_run(
+    folder: str | os.PathLike[str], fabric: Fabric | None = None, *, remedy: str = "wait for it, or choose another"
+) -> Iterator[None]:
+    """Hold a run folder while something is written to it, with `writing`; of several processes, the first holds it.
+
+    Raises:
+        RunError: In all processes, if another command is writing it.
+    """
+    with ExitStack() as held:
+        refusal = ""
+        if fabric is None or fabric.is_global_zero:
+            try:
+                held.enter_context(writing(folder, *FOLDERS, remedy=remedy))
+            except RunError as error:
+                refusal = str(error)
+        if reason := refusal if fabric is None else str(fabric.broadcast(refusal)):
+            raise RunError(reason)
+        yield
+
+
 class Run:
     """A folder that belongs to one training run. `claim` opens it for writing, `open` for reading."""
 
@@ -102,7 +127,7 @@ class Run:
 
     @classmethod
     def claim(cls, folder: str | os.PathLike[str], settings: Settings, data: Data, *, resume: bool) -> Run:
-        """Claim a new folder for a run, or one that holds the same run already.
+        """Claim a new folder for a run, or one that holds the same run already; call it within `writing_run`.
 
         Raises:
             RunError: if the folder holds anything else, or if it holds this run and `resume` is False.
@@ -115,7 +140,6 @@ class Run:
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
         if not folder.exists() or all(is_temporary(path.name) or path.name in TUNING for path in folder.iterdir()):
             make_folder(folder)
-            remove_temporaries(folder)
             documents.write(folder / INFO, wanted.info)
             return wanted
         if not (folder / INFO).is_file():
@@ -128,7 +152,6 @@ class Run:
             raise RunError(f"{folder} holds another run ({shown}); choose another --out, or remove it yourself")
         if not resume:
             raise RunError(f"{folder} holds this run already; resume it, choose another --out, or remove it yourself")
-        remove_temporaries(folder)
         return run
 
     @classmethod
@@ -226,7 +249,7 @@ class Run:
             with open(self.folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise RunError(f"cannot write {self.folder / METRICS}: {error.strerror}; free some space") from error
+            raise cannot_write(self.folder / METRICS, error) from error
 
     def _write_pending(self) -> None:
         """Write the lines that wait: object stores replace files, they do not append to them."""
