@@ -128,13 +128,16 @@ def _upload(run: Path, folder: Path, names: Sequence[str]) -> Outcome:
     from starlette.testclient import TestClient
 
     from dissensus.serve import api
+    from dissensus.serve.access import Access
     from dissensus.serve.service import Service
+    from dissensus.serve.settings import Limits
 
-    client = TestClient(api.create(Service(Detector.load(run), "run"), UPLOAD_BYTES), raise_server_exceptions=True)
+    service = Service(Detector.load(run), "run", limits=Limits(max_upload_mb=UPLOAD_BYTES / 1e6))
+    client = TestClient(api.create(service, Access(["testserver"])), raise_server_exceptions=True)
 
     def one(name: str) -> str:
         sent = name.encode(errors="replace").decode()
-        answer = client.post(api.PREDICT, files={"files": (sent, (folder / name).read_bytes())})
+        answer = client.post("/api/predict", files={"files": (sent, (folder / name).read_bytes())})
         assert answer.status_code in (200, 400, 413, 422), f"{name!r}: {answer.status_code} {answer.text}"
         return str(answer.json().get("error", "")).rpartition(": ")[2]
 

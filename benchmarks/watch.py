@@ -11,6 +11,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -141,7 +142,7 @@ def drifts(pools: dict[str, Pool], random: Generator) -> Iterator[tuple[str, Cal
 
     yield "corruption, severity 1 to 5", creeping
     for share in (0.05, 0.2, 1.0):
-        yield f"new class, {share:.0%}", lambda share=share: mixed(share)
+        yield f"new class, {share:.0%}", partial(mixed, share)
     yield "label shift, one class to 50%", relabelled
 
 

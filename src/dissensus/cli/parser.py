@@ -133,10 +133,10 @@ def _add_command(commands: Any, name: str, entry: Command) -> Actions:
         option = Option(p.name, hints[p.name], p.default if given else None, texts[p.name], "", None)
         required = {} if given or p.kind is not p.KEYWORD_ONLY else {"required": True}
         flag = _flag(p.name) if p.kind is p.KEYWORD_ONLY else p.name
-        about = _about(option, flag)
+        keywords = _about(option, flag)
         if given and p.kind is not p.KEYWORD_ONLY:
-            about["nargs"] = "*" if "nargs" in about else "?"
-        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **about)
+            keywords["nargs"] = "*" if "nargs" in keywords else "?"
+        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **keywords)
     if entry.reads:
         text = "compare features, runs and results with the checksums that were written with them; --no-verify skips it"
         option = Option(VERIFY, bool, True, text, "", None)

@@ -61,7 +61,9 @@ def _verdict(values: Any, what: str) -> Verdict:
     if values["error"] is not None:
         return Verdict(str(values.get("path")), error=str(values["error"]))
     votes, parts = values.get("votes", []), values.get("parts", [])
-    pairs = [(each.get("score"), each.get("p_value")) if isinstance(each, dict) else (None, None) for each in parts]
+    pairs: list[tuple[Any, Any]] = [
+        (each.get("score"), each.get("p_value")) if isinstance(each, dict) else (None, None) for each in parts
+    ]
     if not all(isinstance(name, str) and _is_share(p_value) for name, p_value in pairs):
         raise DataError(
             f"{what}: parts must be scores with p-values within [0, 1]; got {short(parts)}: predict it again"

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._core import extras
-from dissensus._core.files import assembling, check_folder, make_folder
+from dissensus._core.files import check_folder, make_folder
+from dissensus._core.outputs import assembling
 from dissensus.export import onnx as onnx_file
 from dissensus.export.targets import Written, register
 from dissensus.training.run import Run

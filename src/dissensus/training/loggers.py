@@ -130,9 +130,9 @@ def _open(kind: Kind, folder: Path, record: str, step: int | None) -> tuple[Log 
 
 
 def _tensorboard(folder: Path, record: str, step: int | None) -> tuple[Any, str]:
-    from lightning_fabric.loggers import TensorBoardLogger
+    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
-    purge = {} if step is None else {"purge_step": step}
+    purge: dict[str, Any] = {} if step is None else {"purge_step": step}
     return TensorBoardLogger(folder, name="tensorboard", version="", **purge), ""
 
 
