@@ -157,6 +157,7 @@ def test_no_more_shards_are_open_at_once_than_allowed(tmp_path, monkeypatch):
     x, _ = on_disk(tmp_path / "f")
     features = FeatureSet.open(tmp_path / "f")
     monkeypatch.setattr(_storage, "ShardFile", open_shard)
+    gc.collect()  # files of other sets
     before = os.listdir("/dev/fd")
     for _ in range(2):
         np.testing.assert_array_equal(features.rows(slice(None)), x)

@@ -39,9 +39,10 @@ class SavedScores(MutableMapping[str, FittedScore]):
 
     def __getitem__(self, name: str) -> FittedScore:
         if name not in self._loaded:
+            digest = self._digests[name]
             values, _ = tensors.read_some(self._path, lambda key: key.rpartition(".")[0] == name, remedy=REMEDY)
             state = {key.rpartition(".")[2]: value for key, value in values.items()}
-            if verifying() and tensors.digest_of(state) != self._digests[name]:
+            if verifying() and tensors.digest_of(state) != digest:
                 raise RunError(f"the score {name} in {self._path} is not the one that was saved: {REMEDY}")
             score = scores.SCORES[name]
             assert isinstance(score, type)  # checked when it was opened
