@@ -316,7 +316,9 @@ def test_uploads_that_drift_raise_the_alarm(place):
     assert "no longer what this detector was calibrated on" in shown
     assert "data:image/svg+xml;base64," in shown
     service.close()
-    assert Service(Detector.load(place / "plain"), "plain").monitor is None
+    plain = Service(Detector.load(place / "plain"), "plain")
+    assert plain.monitor is None
+    plain.close()
 
 
 # access

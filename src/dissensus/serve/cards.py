@@ -177,7 +177,8 @@ def watched(monitor: Monitor | None) -> str:
         return ""
     banner = Markup("<p class='warn'><b>{}</b></p>").format(monitor.banner) if monitor.banner else ""
     # an image, so that its style stays its own
-    picture = base64.b64encode(watching.drawing(watching.charts_of(monitor)).encode()).decode()
+    drawn = base64.b64encode(watching.drawing(watching.charts_of(monitor)).encode()).decode()
+    picture = f"data:image/svg+xml;base64,{drawn}"
     form = "{}<details><summary>What came in: {} images, {}</summary><img alt='{}' src='{}'></details>"
     alarm = "no alarm" if monitor.alarm is None else "an alarm"
     words = "Evidence of drift, and share of images called out"
