@@ -298,6 +298,29 @@ def test_metrics_count_requests_verdicts_and_passes(place, digit):
     service.close()
 
 
+def test_uploads_that_drift_raise_the_alarm(place):
+    from dissensus import Detector
+    from dissensus.serve.cards import watched
+
+    service = Service(Detector.load(place / "run"), "run")
+    client = Client(service)
+    assert watched(service.monitor) == ""
+    service.inspect("1.png", (place / "digit.png").read_bytes())
+    assert "What came in: 1 images, no alarm" in watched(service.monitor)
+    for number in range(40):
+        service.inspect(f"{number}.png", (place / "photo.png").read_bytes())
+    text = client("GET", "/metrics").text
+    assert "dissensus_watch_alarm 1.0" in text
+    assert "dissensus_watch_samples 41.0" in text
+    shown = watched(service.monitor)
+    assert "no longer what this detector was calibrated on" in shown
+    assert "data:image/svg+xml;base64," in shown
+    service.close()
+    plain = Service(Detector.load(place / "plain"), "plain")
+    assert plain.monitor is None
+    plain.close()
+
+
 # access
 
 

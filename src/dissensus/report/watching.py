@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import replacing
 from dissensus.detection.detector import Detector
@@ -95,8 +93,8 @@ def _rate(monitor: Monitor) -> Chart:
     return lines("Share of samples called out", "sample", "share called out", drawn, table=False)
 
 
-def write(path: Path, charts: Sequence[Chart]) -> None:
-    """Write charts, one below the other, as an SVG file that needs no style sheet."""
+def drawing(charts: Sequence[Chart]) -> str:
+    """Charts, one below the other, as an SVG file that needs no style sheet."""
     height = sum(svg.HEIGHT + 24 for _ in charts)
     body = ""
     for number, chart in enumerate(charts):
@@ -104,9 +102,13 @@ def write(path: Path, charts: Sequence[Chart]) -> None:
         body += svg.text(svg.WIDTH / 2, top + 16, chart.title, kind="name")
         inner = str(chart.drawing).replace("<svg ", f'<svg y="{top + 20}" height="{svg.HEIGHT}" ', 1)
         body += inner
-    drawing = Markup(
+    return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * svg.WIDTH}" viewBox="0 0 {svg.WIDTH} {height}">'
         f"<style>{STYLE}</style>{body}</svg>\n"
     )
+
+
+def write(path: Path, charts: Sequence[Chart]) -> None:
+    """Write `drawing` to a file."""
     with replacing(path) as temporary:
-        temporary.write_text(drawing, encoding="utf-8")
+        temporary.write_text(drawing(charts), encoding="utf-8")

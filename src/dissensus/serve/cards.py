@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections import Counter
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dissensus.detection.monitor import Monitor
 from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT, Verdict
+from dissensus.report import watching
 from dissensus.serve.neighbours import Neighbours
 from dissensus.serve.service import Inspection, Service
 
@@ -165,4 +168,20 @@ def _needle(share: float) -> str:
         f'<g class="needle" transform="rotate({turn} {x} {y})">'
         f'<path d="M{x - 5} {y} L{x} {y - RADIUS + 12} L{x + 5} {y} Z"/></g>'
         f'<circle class="hub" cx="{x}" cy="{y}" r="8"/>'
+    )
+
+
+def watched(monitor: Monitor | None) -> str:
+    """Return a banner while the alarm is on, and charts of what has come in."""
+    if monitor is None or not monitor.history:
+        return ""
+    banner = Markup("<p class='warn'><b>{}</b></p>").format(monitor.banner) if monitor.banner else ""
+    # an image, so that its style stays its own
+    drawn = base64.b64encode(watching.drawing(watching.charts_of(monitor)).encode()).decode()
+    picture = f"data:image/svg+xml;base64,{drawn}"
+    form = "{}<details><summary>What came in: {} images, {}</summary><img alt='{}' src='{}'></details>"
+    alarm = "no alarm" if monitor.alarm is None else "an alarm"
+    words = "Evidence of drift, and share of images called out"
+    return str(
+        Markup(form).format(banner, f"{monitor.samples:,}", alarm, words, f"data:image/svg+xml;base64,{picture}")
     )

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from dissensus.detection.monitor import Monitor
 from dissensus.detection.verdicts import Verdict
 from dissensus.serve.asgi import App, Message, Receive, Scope, Send
 from dissensus.serve.service import Service
@@ -38,6 +39,8 @@ class Metrics:
             "dissensus_p_value", "P-values: uniform on ID images.", buckets=P_VALUES, registry=self.registry
         )
         self.registry.register(_Queue(service))
+        if service.monitor is not None:
+            self.registry.register(_Watch(service.monitor))
         service.observers.append(self.observe)
 
     def observe(self, verdict: Verdict) -> None:
@@ -88,3 +91,15 @@ class _Queue(Collector):
         yield GaugeMetricFamily("dissensus_queue_images", "Images that wait for a pass.", batcher.waiting)
         yield CounterMetricFamily("dissensus_passes", "Passes of the trunk.", batcher.passes)
         yield CounterMetricFamily("dissensus_images", "Images in these passes.", batcher.items)
+
+
+class _Watch(Collector):
+    """Whether what comes in is still what the detector was calibrated on: alert on dissensus_watch_alarm."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics."""
+        for name, value in self.monitor.metrics().items():
+            yield GaugeMetricFamily(f"dissensus_watch_{name}", "The monitor of drift: see docs/watch.md.", value)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from dissensus._core.cells import to_cells
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
 from dissensus.serve import adapt_tab
-from dissensus.serve.cards import EMPTY, card, problem
+from dissensus.serve.cards import EMPTY, card, problem, watched
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Inspection, Service
 from dissensus.serve.settings import HIDDEN, KEPT, MANY
@@ -34,6 +34,8 @@ def create(service: Service, examples: Sequence[Example], max_upload_mb: float) 
     """Create the page, to be mounted."""
     with gr.Blocks(analytics_enabled=False, title=f"Dissensus: {service.name}", delete_cache=(60, KEPT)) as blocks:
         gr.HTML(_header(service), elem_id="head")
+        stream = gr.HTML(elem_id="watched")
+        blocks.load(lambda: watched(service.monitor), outputs=stream, **HIDDEN)  # for every visitor
         slider = _slider(service)
         with gr.Tab("One image"):
             _one(service, examples, slider, max_upload_mb)

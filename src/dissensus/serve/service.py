@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DataError, DissensusError
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
+from dissensus.detection.monitor import Monitor
 from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import Verdict, frame
 from dissensus.features.loader import default_workers
@@ -84,6 +85,7 @@ class Service:
     Attributes:
         observers: Called with the verdict of every upload, at the calibrated false-alarm rate, in one thread. Examples
             and images to adapt to are left out.
+        monitor: One of them, which watches the uploads for drift; None without a calibration that allows it.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class Service:
     ) -> None:
         self.detector, self.name, self.neighbours, self.run = detector, name, neighbours, run
         self.limits = limits or Limits()
-        self.observers: list[Callable[[Verdict], None]] = []
+        self.observers: list[Callable[[Verdict], object]] = []
+        self.monitor = _monitor(detector)
+        self.observers += [self.monitor.add] if self.monitor is not None else []
         self.lock = Lock()
         self._encoder = detector.members.encoder
         detector.members(self._encoder.image(Image.new("RGB", (8, 8))))  # fail now if it takes no images
@@ -237,3 +241,10 @@ class Service:
         fewest = min(map(len, rule.calibrated.values))
         tenths = next(t for t in range(1, 1000) if conformal.needed(t / 1000) <= fewest)
         return min(tenths / 10, 100 * rule.false_alarms), max(20.0, 100 * rule.false_alarms, tenths / 10 + 10)
+
+
+def _monitor(detector: Detector) -> Monitor | None:
+    try:
+        return None if detector.threshold is None else Monitor(detector)
+    except DataError:  # too few calibration samples to watch with, enough for verdicts
+        return None
