@@ -58,6 +58,7 @@ class Graph(nn.Module):
         label = self.aggregate(logits).argmax(-1)
         rest: tuple[Tensor, ...]
         if self.rule is not None:
+            assert false_alarms is not None
             rest = self.rule(features, logits, label, false_alarms)
         else:
             assert self.score is not None
