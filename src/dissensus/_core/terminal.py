@@ -34,7 +34,7 @@ def _written_out(character: str) -> str:
 
 def say(message: str) -> None:
     """Print one line to stderr, since stdout is for results."""
-    print(printable(message), file=sys.stderr)
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def show(text: object, *, end: str = "\n", file: TextIO | None = None) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from lightning_fabric import Fabric
 
 from dissensus._core.durations import duration
 from dissensus._core.errors import RunError
+from dissensus._core.terminal import say
 
 BEAT = 0.5
 GRACE = 5.0  # seconds that the main thread has to notice by itself that another process is gone
@@ -159,7 +159,7 @@ class Watch:
 
     def _end(self, *, silent: bool) -> None:
         if not silent and self.rank == (1 if 0 in self.gone else 0):
-            print(f"dissensus: error: {self.line()}", file=sys.stderr, flush=True)
+            say(f"dissensus: error: {self.line()}")
         self._kill_children()
         if self.parent is not None and not silent and os.getppid() == self.parent:  # the first process, frozen
             os.kill(self.parent, getattr(signal, "SIGKILL", signal.SIGTERM))

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+from dissensus._core import terminal
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
+from dissensus._core.terminal import printable
 from dissensus.cli.command import Share, command
 
 if TYPE_CHECKING:
@@ -229,6 +231,6 @@ def _printer(text: bool) -> Callable[..., None]:
         raise DissensusError("events go to stdout; it is closed: open it")
 
     def show(event: str, words: str, **values: Any) -> None:
-        print(words if text else json.dumps({"event": event, "text": words, **values}), flush=True)
+        terminal.show(printable(words) if text else json.dumps({"event": event, "text": words, **values}))
 
     return show
