@@ -273,7 +273,9 @@ class Run:
             raise RunError(f"cannot read {path}: {error.strerror}; check its rights") from error
         for number, text in enumerate(lines, start=1):
             try:
-                yield Line.model_validate_json(text).model_dump()
+                values = Line.model_validate_json(text).model_dump()
+                seconds = values.pop("seconds")
+                yield {**values, "seconds": seconds}  # last, as it is written
             except ValidationError as error:
                 if number < len(lines):
                     problem = documents.problem(error)
