@@ -52,13 +52,13 @@ class Alarm(Part):
 
 
 class RecentState(Part):
-    """Exponentially forgotten sums over the last samples: all, those called out, p-values, by class, by part."""
+    """Sums over samples: all, those called out, p-values, by class, those that a part of the score finds unusual."""
 
-    weight: NotNegative
-    out: NotNegative
+    count: Number
+    out: Number
     p_values: NotNegative
-    classes: tuple[NotNegative, ...]
-    parts: dict[str, NotNegative]
+    classes: tuple[Number, ...]
+    parts: dict[str, Number]
 
 
 class WatchState(Document):
@@ -74,7 +74,7 @@ class WatchState(Document):
     out: Number
     errors: Number
     tests: dict[str, TestState]
-    recent: RecentState
+    recent: dict[str, RecentState]  # by test, since its evidence began to grow
     stride: Annotated[int, Field(ge=1, le=2**53)]
     history: Annotated[tuple[Point, ...], Field(max_length=1000)]
     alarm: Alarm | None
