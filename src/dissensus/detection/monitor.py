@@ -22,7 +22,7 @@ from dissensus._core.digests import digest, of_bytes
 from dissensus._core.errors import DataError, RunError
 from dissensus._core.places import place
 from dissensus.detection._recent import Recent
-from dissensus.detection._watch_state import Alarm, Point, TestState, WatchState
+from dissensus.detection._watch_state import Alarm, Point, WatchState, restore, state_of
 from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import Verdict
 from dissensus.functional import conformal, martingales
@@ -166,8 +166,9 @@ class Monitor:
         with self._lock:
             state = WatchState(
                 detector=self.detector, rate=self.rate, samples=self.samples, out=self.out, errors=self.errors,
-                tests={name: _state_of(test) for name, test in self.tests.items()},
-                recent={name: recent.state() for name, recent in self._recent.items()}, stride=self._stride, history=tuple(self.history), alarm=self.alarm,
+                tests={name: state_of(test) for name, test in self.tests.items()},
+                recent={name: recent.state() for name, recent in self._recent.items()},
+                stride=self._stride, history=tuple(self.history), alarm=self.alarm,
             )  # fmt: skip
         documents.write(place(path), state)
 
@@ -196,7 +197,7 @@ class Monitor:
         sizes = {name: len(recent.classes) for name, recent in state.recent.items()}
         fits = list(state.tests) == list(self.tests) and sizes == dict.fromkeys(self.tests, len(self.classes))
         for name, test in self.tests.items() if fits else ():
-            fits = fits and _set_state(test, state.tests[name], state.samples)
+            fits = fits and restore(test, state.tests[name], state.samples)
         if not fits or state.out > state.samples:
             raise RunError(f"{path} is damaged, its counts do not fit the calibration: {state.remedy}")
         self.samples, self.out, self.errors, self.alarm = state.samples, state.out, state.errors, state.alarm
@@ -230,27 +231,3 @@ def _digest(detector: Detector, threshold: Threshold) -> str:
             "classes": detector.classes,
         }
     )
-
-
-def _state_of(test: StreamTest) -> TestState:
-    martingale = test.martingale
-    return TestState(
-        counts=tuple(test.ranks.counts.tolist()), wealth=tuple(martingale.wealth.tolist()),
-        scale=float(martingale.scale), recent=tuple(tuple(row) for row in martingale.recent.tolist()),
-        log_wealth=test.log_wealth, since=test.since,
-    )  # fmt: skip
-
-
-def _set_state(test: StreamTest, state: TestState, samples: int) -> bool:
-    """Continue a test; whether the state fits it."""
-    counts, martingale = np.array(state.counts, np.int64), test.martingale
-    wealth, before = np.array(state.wealth), test.ranks.counts
-    fits = counts.shape == before.shape and wealth.shape == martingale.wealth.shape
-    fits = fits and [len(row) for row in state.recent] == [martingale.recent.shape[1]] * len(martingale.recent)
-    if not fits or (counts < before).any() or counts.sum() - before.sum() != samples or state.since > samples:
-        return False
-    test.ranks.counts, martingale.wealth = counts, wealth
-    martingale.scale, martingale.recent = np.array(state.scale), np.array(state.recent)
-    test.log_wealth, test.since = state.log_wealth, state.since
-    test.resume(samples)
-    return True
