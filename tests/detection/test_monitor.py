@@ -110,8 +110,8 @@ def test_what_cannot_be_watched_raises_one_line(run, more, detector, stream):
     with pytest.raises(DissensusError, match="needs a calibrated detector"):
         Monitor(Detector.load(run, calibrated=False))
     few = Detector.load(run).calibrate(more.subset(range(9)), 0.1, "pds")
-    with pytest.raises(DissensusError, match=r"rate of 1e-12 needs \d+ calibration samples.*got 9"):
-        Monitor(few, 1e-12)
+    with pytest.raises(DissensusError, match=r"rate of 1e-30 needs \d+ calibration samples.*got 9"):
+        Monitor(few, 1e-30)
     monitor = Monitor(detector)
     for wrong in (
         {"score": math.nan}, {"score": None}, {"p_value": 1.5}, {"p_value": None}, {"p_value": math.nan}, {"label": 99},

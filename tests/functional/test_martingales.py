@@ -84,7 +84,7 @@ def test_a_shift_raises_the_wealth_soon_after_it_begins(shift, latest):
     stream = random.normal(size=800)
     stream[500:] += shift
     test = StreamTest(Ranks.of(random.normal(size=300)), Martingale(), seed=0)
-    wealth = [test.add(value) or test.log_wealth for value in stream]
+    wealth = [(test.add(value), test.log_wealth)[1] for value in stream]
     assert max(wealth[:500]) < math.log(100)
     assert max(wealth[500 : 500 + latest]) > math.log(100)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError
+from dissensus.functional.martingales import StreamTest
 
 Number = Annotated[int, Field(ge=0, le=2**53)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -52,13 +54,13 @@ class Alarm(Part):
 
 
 class RecentState(Part):
-    """Exponentially forgotten sums over the last samples: all, those called out, p-values, by class, by part."""
+    """Sums over samples: all, those called out, p-values, by class, those that a part of the score finds unusual."""
 
-    weight: NotNegative
-    out: NotNegative
+    count: Number
+    out: Number
     p_values: NotNegative
-    classes: tuple[NotNegative, ...]
-    parts: dict[str, NotNegative]
+    classes: tuple[Number, ...]
+    parts: dict[str, Number]
 
 
 class WatchState(Document):
@@ -74,7 +76,7 @@ class WatchState(Document):
     out: Number
     errors: Number
     tests: dict[str, TestState]
-    recent: RecentState
+    recent: dict[str, RecentState]  # by test, since its evidence began to grow
     stride: Annotated[int, Field(ge=1, le=2**53)]
     history: Annotated[tuple[Point, ...], Field(max_length=1000)]
     alarm: Alarm | None
@@ -88,3 +90,28 @@ class WatchState(Document):
         if any(len(point.log_wealth) != len(self.tests) for point in self.history):
             raise ValueError("history: every test needs its wealth")
         return self
+
+
+def state_of(test: StreamTest) -> TestState:
+    """What `restore` continues from."""
+    martingale = test.martingale
+    return TestState(
+        counts=tuple(test.ranks.counts.tolist()), wealth=tuple(martingale.wealth.tolist()),
+        scale=float(martingale.scale), recent=tuple(tuple(row) for row in martingale.recent.tolist()),
+        log_wealth=test.log_wealth, since=test.since,
+    )  # fmt: skip
+
+
+def restore(test: StreamTest, state: TestState, samples: int) -> bool:
+    """Continue a test; whether the state fits it."""
+    counts, martingale = np.array(state.counts, np.int64), test.martingale
+    wealth, before = np.array(state.wealth), test.ranks.counts
+    fits = counts.shape == before.shape and wealth.shape == martingale.wealth.shape
+    fits = fits and [len(row) for row in state.recent] == [martingale.recent.shape[1]] * len(martingale.recent)
+    if not fits or (counts < before).any() or counts.sum() - before.sum() != samples or state.since > samples:
+        return False
+    test.ranks.counts, martingale.wealth = counts, wealth
+    martingale.scale, martingale.recent = np.array(state.scale), np.array(state.recent)
+    test.log_wealth, test.since = state.log_wealth, state.since
+    test.resume(samples)
+    return True

@@ -22,7 +22,7 @@ from dissensus._core.digests import digest, of_bytes
 from dissensus._core.errors import DataError, RunError
 from dissensus._core.places import place
 from dissensus.detection._recent import Recent
-from dissensus.detection._watch_state import Alarm, Point, TestState, WatchState
+from dissensus.detection._watch_state import Alarm, Point, WatchState, restore, state_of
 from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import Verdict
 from dissensus.functional import conformal, martingales
@@ -71,7 +71,7 @@ class Monitor:
         self.alarm: Alarm | None = None
         self.history: list[Point] = []
         self._stride = 1
-        self._recent = Recent(len(self.classes))
+        self._recent = {name: Recent(len(self.classes)) for name in self.tests}
         self._lock = Lock()
 
     def add(self, verdict: Verdict) -> Alarm | None:
@@ -107,7 +107,11 @@ class Monitor:
         if "classes" in self.tests:
             self.tests["classes"].add(label)
         unusual = {name: part <= self.threshold.false_alarms for name, part in verdict.parts}
-        self._recent.add(out, p_value, label, unusual)
+        for name, test in self.tests.items():
+            if test.log_wealth <= 0:
+                self._recent[name] = Recent(len(self.classes))
+            else:
+                self._recent[name].add(out, p_value, label, unusual)
         if self.samples % self._stride == 0:
             log_wealth = tuple(test.log_wealth for test in self.tests.values())
             self.history.append(Point(samples=self.samples, out=self.out, log_wealth=log_wealth))
@@ -122,9 +126,9 @@ class Monitor:
     def _ring(self) -> Alarm | None:
         for name, test in self.tests.items():
             if test.log_wealth >= self.limit:
-                reason = self._recent.scores(self.threshold.false_alarms)
+                reason = self._recent[name].scores(self.threshold.false_alarms)
                 if name == "classes" and self.expected is not None:
-                    reason = self._recent.classes(self.expected, self.classes)
+                    reason = self._recent[name].classes(self.expected, self.classes)
                 return Alarm(sample=self.samples, since=test.since, test=name, reason=reason)  # type: ignore[arg-type]
         return None
 
@@ -136,7 +140,6 @@ class Monitor:
                 "samples": self.samples,
                 "errors": self.errors,
                 "out": self.out,
-                "recent_out_share": self._recent.out_share,
                 **wealth,
                 "log10_wealth_limit": self.limit / math.log(10),
                 "alarm": int(self.alarm is not None),
@@ -163,8 +166,9 @@ class Monitor:
         with self._lock:
             state = WatchState(
                 detector=self.detector, rate=self.rate, samples=self.samples, out=self.out, errors=self.errors,
-                tests={name: _state_of(test) for name, test in self.tests.items()},
-                recent=self._recent.state(), stride=self._stride, history=tuple(self.history), alarm=self.alarm,
+                tests={name: state_of(test) for name, test in self.tests.items()},
+                recent={name: recent.state() for name, recent in self._recent.items()},
+                stride=self._stride, history=tuple(self.history), alarm=self.alarm,
             )  # fmt: skip
         documents.write(place(path), state)
 
@@ -190,14 +194,15 @@ class Monitor:
         return monitor
 
     def _restore(self, path: Path, state: WatchState) -> None:
-        fits = list(state.tests) == list(self.tests) and len(state.recent.classes) == len(self.classes)
+        sizes = {name: len(recent.classes) for name, recent in state.recent.items()}
+        fits = list(state.tests) == list(self.tests) and sizes == dict.fromkeys(self.tests, len(self.classes))
         for name, test in self.tests.items() if fits else ():
-            fits = fits and _set_state(test, state.tests[name], state.samples)
+            fits = fits and restore(test, state.tests[name], state.samples)
         if not fits or state.out > state.samples:
             raise RunError(f"{path} is damaged, its counts do not fit the calibration: {state.remedy}")
         self.samples, self.out, self.errors, self.alarm = state.samples, state.out, state.errors, state.alarm
         self.history, self._stride = list(state.history), state.stride
-        self._recent = Recent.of(state.recent)
+        self._recent = {name: Recent.of(recent) for name, recent in state.recent.items()}
 
 
 def _class_counts(threshold: Threshold, classes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
@@ -226,27 +231,3 @@ def _digest(detector: Detector, threshold: Threshold) -> str:
             "classes": detector.classes,
         }
     )
-
-
-def _state_of(test: StreamTest) -> TestState:
-    martingale = test.martingale
-    return TestState(
-        counts=tuple(test.ranks.counts.tolist()), wealth=tuple(martingale.wealth.tolist()),
-        scale=float(martingale.scale), recent=tuple(tuple(row) for row in martingale.recent.tolist()),
-        log_wealth=test.log_wealth, since=test.since,
-    )  # fmt: skip
-
-
-def _set_state(test: StreamTest, state: TestState, samples: int) -> bool:
-    """Continue a test; whether the state fits it."""
-    counts, martingale = np.array(state.counts, np.int64), test.martingale
-    wealth, before = np.array(state.wealth), test.ranks.counts
-    fits = counts.shape == before.shape and wealth.shape == martingale.wealth.shape
-    fits = fits and [len(row) for row in state.recent] == [martingale.recent.shape[1]] * len(martingale.recent)
-    if not fits or (counts < before).any() or counts.sum() - before.sum() != samples or state.since > samples:
-        return False
-    test.ranks.counts, martingale.wealth = counts, wealth
-    martingale.scale, martingale.recent = np.array(state.scale), np.array(state.recent)
-    test.log_wealth, test.since = state.log_wealth, state.since
-    test.resume(samples)
-    return True

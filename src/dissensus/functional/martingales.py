@@ -28,6 +28,7 @@ MEMORIES = (50.0, 400.0)  # p-values that these bets remember
 STAKES = (0.3, 0.9)  # share of the wealth that they risk
 PATIENCE = 1000.0  # p-values after which half of the reserve is left, about
 LARGE = 1e100
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly
 
 
 class Ranks:
@@ -189,6 +190,6 @@ def soonest(calibration: int, log_wealth: float, most: int = 1000) -> int | None
     """Samples until step bets on a stream wholly above so many calibration values reach a wealth; None: over `most`."""
     martingale = Martingale(memories=())
     for t in range(1, most + 1):
-        if martingale.add(np.array(0.5 * t / (calibration + t))) >= log_wealth:
+        if martingale.add(np.array(t * GOLDEN % 1 * t / (calibration + t))) >= log_wealth:
             return t
     return None
