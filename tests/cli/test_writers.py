@@ -36,6 +36,7 @@ WRITERS = {
     "adapt": ("adapt", "{0}/run", "--labelled", "nowhere", "--out", "{1}/out"),
     "ask": ("ask", "nowhere", "nowhere", "--out", "{1}/out.csv"),
     "ask --sheet": ("ask", "nowhere", "nowhere", "--out", "{1}/a.csv", "--sheet", "{1}/out.html"),
+    "watch": ("watch", "nowhere", "{0}/images", "--state", "{1}/out.json"),
     "report": ("report", "nowhere", "--out", "{1}/out.html"),
 }
 
