@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from dissensus import backbones
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError, RunError, UnknownNameError
-from dissensus._core.files import assembling
+from dissensus._core.outputs import assembling
 from dissensus.backbones import engines, onnx_runtime, surgery
 from dissensus.cli import main
 from dissensus.detection import pretrained
