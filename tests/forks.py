@@ -28,6 +28,7 @@ def run(ask):
     sys.stdout.flush()
     for number, path in ((0, os.devnull), (1, ask["out"]), (2, ask["err"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    sys.stdin = open(0, closefd=False)  # the other one has been read
     try:
         exec(ask["first"], {"__name__": "first"})
         return main(ask["argv"])
@@ -156,7 +157,7 @@ class Forks:
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.close()
-        self.server.wait(10)
+        self.server.wait(60)
         self.server.stdout.close()
 
 

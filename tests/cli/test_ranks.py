@@ -61,13 +61,13 @@ def test_a_frozen_process_ends_the_other(rank, forks, argv, tmp_path):
 
 
 def test_a_command_that_is_suspended_as_a_whole_goes_on(forks, argv, tmp_path):
-    commands = forks.pair(*argv, "--rank-timeout", 1)
+    often = "from dissensus.cli import ranks; ranks.BEAT = 0.1"
+    commands = forks.pair(*argv, "--rank-timeout", 0.8, first=often)
     until(lambda: begun(tmp_path / "run"))
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for command in commands:
             os.kill(command.pid, number)
-        time.sleep(0.9)
-    time.sleep(0.4)
+        time.sleep(1)
     assert not any(command.ended() for command in commands), messages(*commands)
     for command in commands:
         os.kill(command.pid, signal.SIGINT)

@@ -27,7 +27,7 @@ WRITERS = {
     "tune": ("tune", "{0}/features", "--held-out", "{0}/features", "--out", "{1}/out"),
     "demo": ("demo", "--out", "{1}/out"),
     "run": ("run", "--root", "{0}/images", "--out", "{1}/out"),
-    "study": ("study", "hardness", "--suite", "digits", "--out", "{1}/out"),
+    "study": ("study", "active", "--suite", "digits", "--out", "{1}/out"),
     "calibrate": ("calibrate", "{1}/out", "--id", "nowhere"),
     "evaluate": ("evaluate", "{1}/out", "--id", "nowhere"),
     "evaluate --out": ("evaluate", "{0}/run", "--id", "nowhere", "--out", "{1}/out.csv"),
@@ -36,6 +36,7 @@ WRITERS = {
     "adapt": ("adapt", "{0}/run", "--labelled", "nowhere", "--out", "{1}/out"),
     "ask": ("ask", "nowhere", "nowhere", "--out", "{1}/out.csv"),
     "ask --sheet": ("ask", "nowhere", "nowhere", "--out", "{1}/a.csv", "--sheet", "{1}/out.html"),
+    "watch": ("watch", "nowhere", "{0}/images", "--state", "{1}/out.json"),
     "report": ("report", "nowhere", "--out", "{1}/out.html"),
 }
 

@@ -89,7 +89,7 @@ def create(path: Path) -> int:
 
 def cannot_write(path: Path, error: Exception) -> RunError:
     """Return the one-line error for a file or folder that cannot be written."""
-    if not path.parent.is_dir():
+    if not path.parent.exists():
         return RunError(f"cannot write {path}: there is no folder {path.parent}, or no longer; start again")
     reason = getattr(error, "strerror", None) or str(error)
     return RunError(f"cannot write {path}: {reason}; free some space or choose another folder")

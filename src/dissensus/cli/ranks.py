@@ -104,6 +104,9 @@ class Watch:
         with suppress(RuntimeError):  # the store is gone, with the first process
             if 0 not in self.gone:
                 self.store.set(f"ended/{self.rank}", str(how))
+            if self.rank == 0 and how == FAILURE:  # the store goes with this process: let the others read it first
+                others = [f"ended/{rank}" for rank in range(1, self.world)]
+                self._wait(lambda: bool(self.gone) or self.store.check(others), GRACE / 2)
         self.stopped.set()
         for thread in self.threads:
             thread.join(1)

@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from dissensus._core import terminal
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
 from dissensus._core.terminal import printable
-from dissensus.cli.command import Share, command
+from dissensus.cli.command import Share, command, hold
 
 if TYPE_CHECKING:
     from dissensus.detection.detector import Detector
@@ -66,8 +66,7 @@ def watch(
         engine: how the trunk runs, see predict.
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
     """
-    from dissensus._core.files import make_folder
-    from dissensus._core.locks import locked
+    from dissensus._core.outputs import writing
     from dissensus.cli import inputs, rows, verdict_lines
     from dissensus.detection.detector import Detector
     from dissensus.functional.conformal import check_rate
@@ -75,23 +74,23 @@ def watch(
     _check(paths, verdicts, every, batch_size, workers, state, plot)
     check_rate(discoveries)
     rows.check_paths(paths or [])
+    for file in (state, plot):
+        if file is not None:
+            hold(writing(file))
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, engine=engine, device=device)
     if detector.threshold is None:
         raise DissensusError(
             f"watch needs a calibrated run; {run} is not: dissensus calibrate {shlex.quote(run)} --id SAMPLES"
         )
-    if state is not None:
-        make_folder(place(state).parent)
-    with locked(place(state).with_name(f".{place(state).name}.lock")) if state is not None else nullcontext():
-        monitor = _monitor(detector, state, alarm_rate)
-        if verdicts is not None:
-            source = verdict_lines.read(verdicts, detector.classes, detector.threshold)
-        else:
-            source = rows.verdicts(detector, paths or [], batch_size, workers)
-        text = format == "text" or (format == "auto" and sys.stdout is not None and sys.stdout.isatty())
-        stream = _Stream(monitor, discoveries, state, plot, _printer(text))
-        rang = stream.run(source, run, every, exit_on_alarm)
+    monitor = _monitor(detector, state, alarm_rate)
+    if verdicts is not None:
+        source = verdict_lines.read(verdicts, detector.classes, detector.threshold)
+    else:
+        source = rows.verdicts(detector, paths or [], batch_size, workers)
+    text = format == "text" or (format == "auto" and sys.stdout is not None and sys.stdout.isatty())
+    stream = _Stream(monitor, discoveries, state, plot, _printer(text))
+    rang = stream.run(source, run, every, exit_on_alarm)
     if rang and exit_on_alarm:
         raise SystemExit(ALARM)
 
