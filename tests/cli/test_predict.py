@@ -29,7 +29,7 @@ from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit
 from tests.commands import refuse, run
-from tests.forks import Forks, until
+from tests.forks import until
 
 
 def pictures(folder, count, seed=0):
@@ -169,13 +169,6 @@ def test_names_that_are_not_text_go_through(home, tmp_path):
     done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert name in done.stdout
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    made = Forks(tmp_path_factory.mktemp("forks"))
-    yield made
-    made.close()
 
 
 STDIN = "import sys; sys.stdin = open({!r})"
