@@ -19,6 +19,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "CODE_OF_CONDUCT.md": "code_of_conduct.md",
 }
 
