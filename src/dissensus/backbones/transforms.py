@@ -19,6 +19,7 @@ from torchvision.transforms import functional as TF
 from torchvision.transforms.transforms import RandomResizedCrop
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.random import seed_torch
 from dissensus.images import to_rgb
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
@@ -78,7 +79,7 @@ class Preprocessing:
     def augmented(self, image: Image.Image, seed: int) -> Pixels:
         """Return a random crop of an RGB image, perhaps flipped, (size, size, 3); the seed decides."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seed_torch(seed)
             box = RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3])
             flip = bool(torch.rand(()) < 0.5)
         cropped = TF.resized_crop(image, *box, [self.size, self.size], self._mode)

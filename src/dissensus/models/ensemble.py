@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 
 from dissensus._core.errors import DissensusError, ShapeError
 from dissensus._core.places import place
+from dissensus._core.random import seed_torch
 from dissensus.functional.fitted import FittedScore
 from dissensus.models import fitted, mixing, saved, stacked, tails
 
@@ -298,7 +299,7 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
 def _initialised(tail: Tail, seed: int, number: int) -> nn.Module:
     """A newly initialised tail; its weights depend on seed and member number only."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed * 1_000_003 + number)
+        seed_torch(seed * 1_000_003 + number)
         if not isinstance(tail, nn.Module):
             return tail()
         _reset(tail)

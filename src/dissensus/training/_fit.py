@@ -23,7 +23,7 @@ from dissensus._core import extras
 from dissensus._core.documents import problem
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
 from dissensus._core.options import combine, documented, listed
-from dissensus._core.random import mix
+from dissensus._core.random import mix, seed_torch
 from dissensus.backbones import BackboneDescription
 from dissensus.features import FeatureSet
 from dissensus.functional.arrays import Values
@@ -170,7 +170,7 @@ def _train(
         contextlib.closing(batches),
     ):
         for step in range(start, start if early.stopped else log.steps):
-            torch.manual_seed(mix(settings.seed, 4, step, fabric.global_rank))  # for dropout
+            seed_torch(mix(settings.seed, 4, step, fabric.global_rank), fabric.device)  # for dropout
             active = stepper.draw(step)
             batch = batches(step, stepper.forwarded(active))
             log.add(step + 1, stepper(batch, active, settings.factor(step, log.steps)))
