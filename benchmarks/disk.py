@@ -1,8 +1,11 @@
-"""The shuffle case: batches from a cold disk, in a full permutation and in blocks.
+"""The shuffle case: training from a cold disk, in a full permutation and in blocks.
 
-Only reading is timed: it is what a training step waits for. Before every run the feature files are dropped from the
-page cache, as if the set were far larger than memory. A run opens the folder again, because pages that a process has
-mapped are not dropped.
+- shuffle: only reading is timed. A run in blocks reads one whole window.
+- shuffle-steps: whole training steps, as `fit` takes them; blocks are read ahead while steps run. A run in blocks takes
+  the steps of one window and waits for the next one, after a first window that is not timed.
+
+Before every run the feature files are dropped from the page cache, as if the set were far larger than memory. A run
+opens the folder again, because pages that a process has mapped are not dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tqdm import tqdm
 
 from benchmarks import measure
 from benchmarks.measure import Bar, Comparison, Sizes
-from benchmarks.steps import cpu_fabric
+from benchmarks.steps import cpu_fabric, stepper
 from dissensus._core.errors import DissensusError
 from dissensus.features import FeatureSet, FeatureWriter
 from dissensus.training.batches import Batches, Pool
@@ -36,26 +39,32 @@ CHECKED_BYTES = 2**26  # a run that reads at least so much must read it from the
 
 
 def shuffle(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
-    """Compare batches in a full permutation with batches in blocks, both from a cold disk."""
+    """Compare training in a full permutation with training in blocks, both from a cold disk."""
     require(sizes)
     with tempfile.TemporaryDirectory(prefix="dissensus-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name) / "features"
         _generate(folder, sizes)
-        row_bytes = 2 * sizes.features
-        window = len(BlockOrder(sizes.disk_rows, row_bytes, 0).window(0, 0))
-        in_windows = max(1, window // sizes.batch)  # the first window, but for a part of a batch
-        steps = {"full": min(FULL_STEPS, in_windows), "blocks": in_windows}
-        seconds = measure.interleave(
-            "shuffle", _run(folder, sizes, "full", steps["full"]), _run(folder, sizes, "blocks", steps["blocks"]),
-            min(repeats, REPEATS), warm_up=1,
-        )  # fmt: skip
-    full, blocks = (tuple(1000 * value for value in values) for values in seconds)
+        return [
+            _compared(row, what, folder, sizes, min(repeats, REPEATS), run)
+            for row, what, run in (
+                ("shuffle", "the batch of a step", _reading),
+                ("shuffle-steps", "a training step", _training),
+            )
+        ]
+
+
+Run = Callable[[Batches, Sizes, int, int], float]
+
+
+def _compared(name: str, what: str, folder: Path, sizes: Sizes, repeats: int, run: Run) -> Comparison:
+    window = len(BlockOrder(sizes.disk_rows, 2 * sizes.features, 0).window(0, 0))
+    in_windows = max(1, window // sizes.batch)  # the first window, but for a part of a batch
+    full = _run(folder, sizes, "full", min(FULL_STEPS, in_windows), run)
+    blocks = _run(folder, sizes, "blocks", in_windows, run)
+    seconds = measure.interleave(name, full, blocks, repeats, warm_up=1)
+    full_ms, blocks_ms = (tuple(1000 * value for value in values) for values in seconds)
     size = f"{sizes.disk_rows:,} x {sizes.features} float16 features, batches of {sizes.batch}"
-    return [
-        Comparison(
-            "shuffle", f"the batch of a step from a cold disk, {size}, full permutation", "in blocks", BAR, full, blocks
-        )
-    ]
+    return Comparison(name, f"{what} from a cold disk, {size}, full permutation", "in blocks", BAR, full_ms, blocks_ms)
 
 
 def require(sizes: Sizes) -> None:
@@ -78,33 +87,55 @@ def evict(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _run(folder: Path, sizes: Sizes, shuffle: Literal["full", "blocks"], steps: int) -> Callable[[], float]:
-    """Return a function that evicts the files, reads the batches of so many steps, and returns the seconds per step."""
+def _run(folder: Path, sizes: Sizes, shuffle: Literal["full", "blocks"], steps: int, run: Run) -> Callable[[], float]:
+    """Return a function that evicts the files, calls `run` on the batches, and returns the seconds per step."""
 
-    def run() -> float:
+    def seconds() -> float:
         evict(folder)
         features = FeatureSet.open(folder)
         options = TrainOptions(epochs=1, batch_size=sizes.batch, shuffle=shuffle)
         settings = options.resolve("sed-a2d", sizes.members, Task(len(features)))
-        batches, members = Batches(Pool(features), None, settings, cpu_fabric(), steps), torch.arange(sizes.active)
-        first = 0
-        if shuffle == "full":
-            batches(0, members)  # draws the permutation, which an epoch does once
-            first = 1
-        before, start = _bytes_read(), time.perf_counter()
-        for step in range(first, first + steps):
-            batches(step, members)
-        seconds = time.perf_counter() - start
-        batches.close()
+        last = steps if run is _reading else None  # do not read ahead: that would be timed as well
+        batches = Batches(Pool(features), None, settings, cpu_fabric(), last)
+        before = _bytes_read()
+        try:
+            first = 0
+            if shuffle == "full":
+                batches(0, torch.arange(sizes.active))  # draws the permutation, which an epoch does once
+                first = 1
+            result = run(batches, sizes, first, steps)
+        finally:
+            batches.close()
         read, needed = _bytes_read() - before, steps * sizes.batch * 2 * sizes.features
         if needed >= CHECKED_BYTES and IO.is_file() and read < needed // 2:
             raise DissensusError(
                 f"case shuffle reads from a cold disk; {folder.parent} gave {read / 1e6:.0f} of {needed / 1e6:.0f} MB "
                 "from memory: set TMPDIR to a folder on a disk"
             )
-        return seconds / steps
+        return result
 
-    return run
+    return seconds
+
+
+def _reading(batches: Batches, sizes: Sizes, first: int, steps: int) -> float:
+    """Read the batches of so many steps; return the seconds per step, in which nothing else is done."""
+    members, start = torch.arange(sizes.active), time.perf_counter()
+    for step in range(first, first + steps):
+        batches(step, members)
+    return (time.perf_counter() - start) / steps
+
+
+def _training(batches: Batches, sizes: Sizes, first: int, steps: int) -> float:
+    """Take so many training steps; return the seconds per step."""
+    take = stepper(sizes, sizes.members, sizes.active)
+    if batches.settings.shuffle == "blocks":
+        for step in range(first, first + steps + 1):  # one step of the second window, which has been read now
+            take(batches(step, take.draw(step)), take.draw(step), 1.0)
+        first += steps + 1
+    start = time.perf_counter()
+    for step in range(first, first + steps):
+        take(batches(step, take.draw(step)), take.draw(step), 1.0)
+    return (time.perf_counter() - start) / steps
 
 
 def _bytes_read() -> int:

@@ -25,7 +25,7 @@ ROWS = {
     "job": ["job-torch-uncertainty", "job-torchensemble", "job-scikit-learn"],
     "memory": ["memory"],
     "huge": ["huge-open", "huge-epoch"],
-    "shuffle": ["shuffle"],
+    "shuffle": ["shuffle", "shuffle-steps"],
     "extract": ["extract"],
     "engine": ["engine"],
     "int8": ["int8"],
