@@ -99,14 +99,15 @@ class AdamMini:
         self.lr, self.weight_decay = _per_member(params, lr, "lr"), _per_member(params, weight_decay, "weight_decay")
         self.mean = {name: torch.zeros_like(value) for name, value in self.params.items()}
         self.square = {name: torch.zeros_like(_rows(value)[..., 0]) for name, value in self.params.items()}
-        self.steps = torch.zeros(len(self.lr), dtype=torch.float32, device=_device(params))
+        self.steps = torch.zeros(len(self.lr), dtype=torch.float32)  # on the CPU, where reading one waits for nothing
 
     def step(self, members: Sequence[int], grads: Mapping[str, Tensor], factor: float = 1.0) -> None:
         """Update these members from gradients (A, ...), with learning rates times `factor`."""
         first, second = self.betas
         for position, i in enumerate(members):
             self.steps[i] += 1
-            unbias = 1 - first ** self.steps[i], 1 - second ** self.steps[i]
+            count = self.steps[i].item()
+            unbias = 1 - first**count, 1 - second**count
             lr, kept = self.lr[i] * factor, 1 - self.lr[i] * factor * self.weight_decay[i]
             for name, value in self.params.items():
                 grad, mean, square = _rows(grads[name])[position], _rows(self.mean[name])[i], self.square[name][i]
