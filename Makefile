@@ -11,7 +11,7 @@ demo: .venv/base
 	$(BIN)/dissensus demo --out runs/demo
 
 test: check
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks

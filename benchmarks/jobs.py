@@ -116,7 +116,8 @@ def random_data(sizes: Sizes) -> Data:
 
 def passes(sizes: Sizes) -> Settings:
     """Return what our options resolve to for AdamW and members that all train at once: epochs, batch size, rates."""
-    return TrainOptions(optimizer="adamw").resolve("deep-ensemble", sizes.members, Task(sizes.job_rows))
+    options = TrainOptions(optimizer="adamw", member_epochs=sizes.job_passes)
+    return options.resolve("deep-ensemble", sizes.members, Task(sizes.job_rows))
 
 
 def our_job(sizes: Sizes) -> Job:
@@ -126,7 +127,7 @@ def our_job(sizes: Sizes) -> Job:
     def run() -> Outcome:
         features = FeatureSet.from_arrays(data.x, data.labels)
         ensemble = new_ensemble(features, sizes.members)
-        fit(ensemble, features, progress=False, fabric=cpu_fabric())
+        fit(ensemble, features, member_epochs=sizes.job_passes, progress=False, fabric=cpu_fabric())
         detector = Detector(ensemble, features.classes).calibrate(data.held_out)
         verdicts, ood = detector.predict(data.test), detector.predict(data.ood)
         return _outcome(data, verdicts.label, verdicts.score, ood.score)

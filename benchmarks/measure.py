@@ -51,11 +51,12 @@ class Sizes:
     compiler: str = "inductor"  # of torch.compile
     job_rows: int = 5000  # training samples of a whole job
     job_classes: int = 50
+    job_passes: int | None = None  # over the training samples, per member; None: as many as `fit` makes
 
 
 QUICK = Sizes(
     features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000, disk_rows=20_000, huge_shards=3, images=16,
-    pixels=64, image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3,
+    pixels=64, image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3, job_passes=20,
 )  # fmt: skip
 
 

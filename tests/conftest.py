@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+# Before NumPy and PyTorch are imported, and for the processes that tests start: the problems are tiny, a second thread
+# costs more than it brings, and the threads of two workers of pytest-xdist would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
-torch.set_num_threads(1)  # the problems are tiny: a second thread costs more than it brings
+torch.set_num_threads(1)
 
 
 def blobs(count: int = 120, width: int = 6, classes: int = 3, seed: int = 0, noise: float = 0.8) -> FeatureSet:

@@ -21,6 +21,7 @@ from dissensus.functional.losses import REGULARISERS
 from dissensus.functional.metrics import METRICS
 from dissensus.functional.scores import SCORES
 from dissensus.models.tails import TAILS
+from dissensus.training import options
 from dissensus.training.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +47,9 @@ def _registries():
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS[1:] if blocks(path)], ids=lambda path: path.name)
 @pytest.mark.usefixtures("_registries")
 def test_python_examples_run(path, monkeypatch, tmp_path):
-    """But for those of the README, which need its images: see test_readme.py."""
+    """But for those of the README, which need its images: see test_readme.py. `tune` trains 16 times, so briefly."""
+    if path.name == "tune.md":
+        monkeypatch.setattr(options, "UPDATES", 50)
     monkeypatch.chdir(tmp_path)
     for number, code in enumerate(blocks(path)):
         exec(compile(code, f"{path.name} example {number}", "exec"), {})

@@ -71,7 +71,7 @@ def test_evaluate_compares_runs_of_different_backbones_each_through_its_own(trai
     flags = ["--suite", "digits", "--no-progress", "--no-keep", "--format", "csv"]
     _, out, _ = run(capsys, "evaluate", trained, tmp_path / "run", *flags)
     assert [line.split(",")[0] for line in out.splitlines()[1:]] == [
-        "sed-a2d backbone=lite0-1-64",
+        "sed-a2d backbone=test_vit-1-32",
         "sed-a2d backbone=none",
         "single + max softmax",
         "single + knn",
@@ -189,7 +189,7 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "did you mean 'bma'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--score", "bmaa")
     assert "did you mean 'soup'" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--aggregate", "soop")
     assert "must end in .csv" in refuse(capsys, "evaluate", trained, "--suite", "digits", "--out", tmp_path / "x.doc")
-    assert "features of width 1280" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
+    assert "features of width 64" in refuse(capsys, "evaluate", trained, "--suite", "dominoes")
     assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
     (tmp_path / "half").mkdir()
     info = json.loads((trained / "run.json").read_text()) | {"status": "running"}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from dissensus.adaptation import splits
 from dissensus.cli import main
 from dissensus.evaluation import results
-from dissensus.training import TrainOptions, methods
+from dissensus.training import TrainOptions, methods, options
 from dissensus.training.options import MEMBERS, Task
 
 
 @pytest.mark.slow
 def test_the_demo_fills_its_tables_and_a_second_call_trains_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(splits, "FOLDS", 1)  # of `auto`, whose trainings --member-epochs does not shorten
+    monkeypatch.setattr(options, "UPDATES", 16)
     arguments = ["demo", "--out", str(tmp_path / "demo"), "--member-epochs", "3", "--no-progress"]
     assert main(arguments) == 0
     first = capsys.readouterr()
