@@ -48,6 +48,12 @@ def lab(tmp_path, suite: Suite | None = None, **options) -> Lab:
 
 
 @pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder of several studies: what one has trained, the others find."""
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.fixture(scope="module")
 def deep() -> Ensemble:
     suite = cued()
     ensemble = new_ensemble(suite.train, 3, norm="none", seed=0)
@@ -89,8 +95,8 @@ def test_a_new_head_from_labels_of_one_class_is_the_ensemble_as_it_is(deep):
     assert simulation.with_labels(deep, [0, 2, 4], "head") == simulation.test_on_groups(deep)
 
 
-def test_the_study_shows_every_method_and_every_number_of_labels(tmp_path):
-    outcome = studies.run("few-labels", lab(tmp_path))
+def test_the_study_shows_every_method_and_every_number_of_labels(shared):
+    outcome = studies.run("few-labels", lab(shared))
     worst, mean = outcome.tables
     assert [row.names for row in worst.rows] == [row.names for row in mean.rows]
     assert {row.names for row in worst.rows} == {
@@ -113,15 +119,15 @@ def test_the_study_shows_every_method_and_every_number_of_labels(tmp_path):
     assert note in outcome.text(1000)
 
 
-def test_seeds_are_pooled_with_draws(tmp_path, monkeypatch):
+def test_seeds_are_pooled_with_draws(shared, monkeypatch):
     monkeypatch.setattr(few_labels, "COUNTS", (0, 4))
-    outcome = studies.run("few-labels", lab(tmp_path, seeds=(0, 1)))
+    outcome = studies.run("few-labels", lab(shared, seeds=(0, 1)))
     assert {value.count for value in outcome.tables[0].rows[0].cells} == {2, 6}
 
 
-def test_a_pool_without_a_set_to_disagree_on_and_few_labels(tmp_path):
+def test_a_pool_without_a_set_to_disagree_on_and_few_labels(shared):
     suite = replace(cued(labels=10), pool=None)
-    outcome = studies.run("few-labels", lab(tmp_path, suite))
+    outcome = studies.run("few-labels", lab(shared, suite))
     assert {row.names[0] for row in outcome.tables[0].rows} == {"deep-ensemble", "diverse-hps", "sed-a2d", RETRAINED}
     assert [column.name for column in outcome.tables[0].columns] == ["0", "1", "2", "4", "8"]
     assert outcome.notes[0].startswith("8 labels, worst group: sed-a2d adapted ")
@@ -143,8 +149,8 @@ def test_a_suite_without_labels_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("labels", "shown"), [(80, True), (12, False)])
-def test_groups_shows_what_labels_select(tmp_path, labels, shown):
-    (table,) = studies.run("groups", lab(tmp_path, cued(labels))).tables
+def test_groups_shows_what_labels_select(shared, labels, shown):
+    (table,) = studies.run("groups", lab(shared, cued(labels))).tables
     names = [column.name for column in table.columns]
     assert names == ["ensemble", "oracle", *["16 labels"] * shown, "groups", "id"]
     assert ("16 labels: adapted" in table.note) == shown
@@ -152,8 +158,8 @@ def test_groups_shows_what_labels_select(tmp_path, labels, shown):
         assert all(row.cells[2].count == few_labels.QUICK_DRAWS for row in table.rows)
 
 
-def test_the_story_compares_both_ensembles_with_and_without_labels(tmp_path):
-    table, sentence = few_labels.story(lab(tmp_path))
+def test_the_story_compares_both_ensembles_with_and_without_labels(shared):
+    table, sentence = few_labels.story(lab(shared))
     assert [row.names for row in table.rows] == [
         ("deep-ensemble", "as it is"),
         ("deep-ensemble", "last-layer retraining, 16 labels"),

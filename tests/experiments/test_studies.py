@@ -58,9 +58,15 @@ def lab(tmp_path, **options) -> Lab:
     return Lab(lambda **changes: tiny(), tmp_path, TRAINING, quick=True, progress=False, **options)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder of several studies: what one has trained, the others find."""
+    return tmp_path_factory.mktemp("studies")
+
+
 @pytest.mark.parametrize("name", [name for name in studies.STUDIES if name not in ("examples", "layers", "backbones")])
-def test_a_study_fills_every_cell(name, tmp_path):
-    outcome = studies.run(name, lab(tmp_path))
+def test_a_study_fills_every_cell(name, shared):
+    outcome = studies.run(name, lab(shared))
     assert outcome.tables or outcome.curves
     for table in (*outcome.tables, *(curve.table() for curve in outcome.curves)):
         assert table.rows
@@ -73,7 +79,7 @@ def test_a_study_fills_every_cell(name, tmp_path):
             assert all(value is not None and np.isfinite(value.mean) for value in cells), (table.title, row.names)
         assert table.text().startswith(table.title)
         assert table.markdown().count("\n|") == len(table.rows) + 1
-    assert Outcome.load(tmp_path / f"{name}.json") == outcome
+    assert Outcome.load(shared / f"{name}.json") == outcome
 
 
 def test_numbers_are_those_of_evaluate(tmp_path):
