@@ -1,6 +1,7 @@
 """Storage: a folder is opened without being read, and rows, labels and paths are read when asked for, no more."""
 
 import gc
+import os
 import shutil
 import weakref
 
@@ -60,6 +61,28 @@ def test_rows_map_the_shards_that_they_are_in_once(tmp_path, reads):
     for _ in range(2):
         np.testing.assert_array_equal(features.rows([20, 3, 15, 1]), x[[20, 3, 15, 1]])
     assert reads == features_of(0, 2)
+
+
+def test_consecutive_rows_are_the_same_as_any_others(tmp_path):
+    x, features = on_disk(tmp_path / "f")  # in shards of 7 rows
+    np.testing.assert_array_equal(features.rows(slice(3, 48)), x[3:48])
+    np.testing.assert_array_equal(features.rows(slice(0, 50)), x)
+    np.testing.assert_array_equal(features.rows(np.r_[0:40, 41:45]), x[np.r_[0:40, 41:45]])
+    np.testing.assert_array_equal(features.subset(range(49, -1, -1)).rows(slice(0, 50)), x[::-1])
+
+
+def test_ranges_that_are_announced_are_the_bytes_that_are_read(tmp_path, monkeypatch):
+    x, features = on_disk(tmp_path / "f")  # in shards of 7 rows
+    announced = []
+
+    def fadvise(file, start, length, advice):
+        announced.append(os.pread(file, length, start))
+
+    monkeypatch.setattr(os, "posix_fadvise", fadvise, raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    features.expect([range(3, 20), range(49, 50)])
+    assert b"".join(announced) == np.r_[x[3:20], x[49:]].tobytes()
+    assert len(announced) == 4  # one per shard
 
 
 def test_class_counts_are_in_the_index(tmp_path, reads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class Generated:
     classes, provenance, images, fingerprint = tuple(map(str, range(CLASSES))), {}, None, "0" * 64
 
     def __init__(self, rows: int) -> None:
-        self.count, self.nbytes, self.longest = rows, 2 * rows * WIDTH, 0
+        self.count, self.nbytes, self.longest, self.expected = rows, 2 * rows * WIDTH, 0, 0
 
     def __len__(self) -> int:
         return self.count
@@ -52,6 +52,9 @@ class Generated:
         self.longest = max(self.longest, numbers.numel())
         noise = ((numbers[..., None] * 7919 + torch.arange(WIDTH) * 31) % 1009) / 1009
         return noise + (torch.arange(WIDTH) % CLASSES == numbers[..., None] % CLASSES)
+
+    def expect(self, ranges: Sequence[range]) -> None:
+        self.expected += sum(map(len, ranges))
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, slice]]:
         for start in range(0, self.count, batch_size):
@@ -110,6 +113,7 @@ def test_steps_on_a_hundred_million_rows_hold_two_windows(method, monkeypatch):
     finally:
         tracemalloc.stop()
     assert largest[0] <= 4 * 2**22 // 2  # a window of float16, in elements; a hundred million it is not
+    assert train.expected >= 200 * 256  # announced before they are read
     assert train.longest <= 2**17 // (2 * WIDTH)  # read block by block
     assert python < 50e6
     assert sum(losses[-20:]) < 0.5 * sum(losses[:20])  # it learns

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -30,6 +32,7 @@ T = TypeVar("T")
 MAPS = 256  # shards that are mapped at once; Linux allows 65,530 maps per process
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
 WHOLE_SHARE = 0.5  # of a shard's rows; if as many are read, a shard at a URL is copied as a whole
+CONSECUTIVE = 32  # neighbouring rows that are read by one request
 CODES = 128  # shards whose labels or groups are kept in memory
 
 
@@ -43,6 +46,9 @@ class Storage(Protocol):
 
     def read(self, rows: Rows) -> Array:
         """Return these rows (n, ...) in this order, in the stored dtype."""
+
+    def expect(self, ranges: Sequence[range]) -> None:
+        """Announce rows that will be read soon, so that a disk can fetch them in the meantime."""
 
     def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
         """Return the labels or groups (n,) of these rows, or of all."""
@@ -75,6 +81,9 @@ class Memory:
 
     def read(self, rows: Rows) -> Array:
         return self._features[rows]
+
+    def expect(self, ranges: Sequence[range]) -> None:
+        """Do nothing: there is no disk."""
 
     def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
         codes = self._codes[kind]
@@ -139,6 +148,9 @@ class Folder:
         self._verified: set[str] = set()  # files, by path under the folder
 
     def read(self, rows: Rows) -> Array:
+        local = not is_remote(self.folder)
+        if local and len(rows) >= CONSECUTIVE and bool((np.diff(rows) == 1).all()):
+            return self._read_range(range(int(rows[0]), int(rows[-1]) + 1))
         if len(self.index.shards) == 1:
             return self._map(0)[rows]
         values = np.empty((len(rows), *self.shape), self.dtype)
@@ -149,6 +161,49 @@ class Folder:
             else:
                 values[here] = self._map(shard)[inside]
         return values
+
+    def expect(self, ranges: Sequence[range]) -> None:
+        if is_remote(self.folder) or not hasattr(os, "posix_fadvise"):
+            return
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for rows in ranges:
+            for shard, start, length in self._spans(rows):
+                spans.setdefault(shard, []).append((start, length))
+        for shard, parts in spans.items():
+            with suppress(OSError), open(self._features(shard), "rb") as file:  # reading will raise what is wrong
+                for start, length in parts:
+                    os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
+
+    def _read_range(self, rows: range) -> Array:
+        """Return consecutive rows by one request per shard: through the map, every page would be a request."""
+        values: Array = np.empty((len(rows), *self.shape), self.dtype)
+        data, end = memoryview(values.reshape(-1).view(np.uint8)), 0
+        for shard, start, length in self._spans(rows):
+            self._map(shard)  # verifies the shard and its header, once
+            path, filled, end = self._features(shard), end, end + length
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    file.seek(start)
+                    while filled < end and (count := file.readinto(data[filled:end])):
+                        filled += count
+            except OSError as error:
+                raise DataError(f"a shard must be as written; {path} cannot be read: copy it again") from error
+            if filled < end:
+                raise DataError(f"a shard must be as written; {path} is truncated: copy or write it again")
+        return values
+
+    def _spans(self, rows: range) -> list[tuple[int, int, int]]:
+        """Return where consecutive rows are: the number of each shard, the first byte in its file, and how many."""
+        shards, row_bytes = self.index.shards, self.dtype.itemsize * math.prod(self.shape)
+        first, last = (int(np.searchsorted(self._starts, row, side="right")) - 1 for row in (rows.start, rows.stop - 1))
+        spans = []
+        for shard in range(first, last + 1):
+            header = shards.bytes[shard] - shards.rows[shard] * row_bytes
+            start, stop = (
+                min(max(row - int(self._starts[shard]), 0), shards.rows[shard]) for row in (rows.start, rows.stop)
+            )
+            spans.append((shard, header + start * row_bytes, (stop - start) * row_bytes))
+        return spans
 
     def _fetch(self, number: int, rows: Rows) -> Array:
         """Return ascending rows of a shard at a URL by requests for these bytes only, one per run of neighbours."""
@@ -237,7 +292,7 @@ class Folder:
             with storage_errors(path, missing=False), local_copy(path) as file:
                 # As a plain array: np.memmap is a subclass, which makes every indexing slower.
                 array: Array = np.asarray(np.lib.format.open_memmap(file, mode="r"))
-            if (array.shape, array.dtype) != expected:
+            if (array.shape, array.dtype) != expected or not array.flags.c_contiguous:
                 raise ValueError(f"it holds {array.dtype} {array.shape}")
         except FileNotFoundError as error:
             raise DataError(f"a shard must be as written; {path} is missing: copy or write it again") from error

@@ -293,6 +293,11 @@ class FeatureSet:
     def _read(self, rows: NDArray[np.int64]) -> Array:
         return self._storage.read(rows if self._index is None else self._index[rows])
 
+    def expect(self, ranges: Sequence[range]) -> None:
+        """Announce ranges of rows that `rows` will be asked for soon; a disk reads them in the meantime."""
+        if self._index is None:
+            self._storage.expect(ranges)
+
     def paths(self, index: Values | slice) -> list[str] | None:
         """Return where the images of these rows came from, as extraction wrote it; None if unknown."""
         rows = positions(index, len(self)).reshape(-1)

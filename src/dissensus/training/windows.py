@@ -132,12 +132,14 @@ class WindowReader:
         x = torch.empty(sum(map(len, runs)), *features.shape, dtype=self.dtype)
         labels = torch.empty(len(x), dtype=torch.int64) if features.has_labels else None
         filled, offset, shifts = 0, self._offset(epoch), dict[int, int]()
-        for run in runs:
+        ranges = [[range(rows.start + offset, rows.stop + offset) for rows in window.ranges(run)] for run in runs]
+        features.expect([rows for parts in ranges for rows in parts])
+        for run, parts in zip(runs, ranges, strict=True):
             shifts[run.start] = filled - run.start
-            for rows in window.ranges(run):
+            for rows in parts:
                 if self._closed.is_set():
                     raise RuntimeError("the reader was closed")
-                here, at = slice(filled, filled + len(rows)), slice(rows.start + offset, rows.stop + offset)
+                here, at = slice(filled, filled + len(rows)), slice(rows.start, rows.stop)
                 x[here] = features.rows(at)
                 if labels is not None:
                     labels[here] = features.labels_at(at)
