@@ -38,6 +38,7 @@ from dissensus.training.options import FULL_BYTES, Settings, Task, TrainOptions
 from dissensus.training.run import Data, Run
 from dissensus.training.scoring import fit_scores, kinds_of
 from dissensus.training.step import Stepper
+from dissensus.training.threads import suited_threads
 
 
 @documented(listed(TrainOptions))
@@ -165,6 +166,7 @@ def _train(
     saved = time.monotonic()
     with (
         torch.random.fork_rng(),
+        suited_threads(ensemble, pool.features.shape, settings, fabric.device),
         _stop_between_steps() as stopped,
         contextlib.closing(log),
         contextlib.closing(batches),
