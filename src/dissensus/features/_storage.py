@@ -177,7 +177,7 @@ class Folder:
     def _read_range(self, rows: range) -> Array:
         """Return consecutive rows by one request per shard: through the map, every page would be a request."""
         values: Array = np.empty((len(rows), *self.shape), self.dtype)
-        data, end = memoryview(values.reshape(-1).view(np.uint8)), 0
+        data, end = values.reshape(-1).view(np.uint8).data, 0
         for shard, start, length in self._spans(rows):
             self._map(shard)  # verifies the shard and its header, once
             path, filled, end = self._features(shard), end, end + length
