@@ -6,8 +6,7 @@ import shlex
 from typing import Literal
 
 from dissensus._core.places import place
-from dissensus._core.terminal import show
-from dissensus.cli.command import command, hold, say
+from dissensus.cli.command import command, say
 
 
 @command("adapt", "dissensus adapt runs/mine --labelled questions.csv --out runs/there")
@@ -41,7 +40,6 @@ def adapt(
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar if stderr is a terminal.
     """
-    from dissensus._core.outputs import writing
     from dissensus.adaptation import adapt as choose
     from dissensus.adaptation import runs
     from dissensus.cli import inputs
@@ -52,7 +50,6 @@ def adapt(
     opened = Run.open(run)
     opened.check_single("adapt takes one backbone")
     runs.check_out(opened, place(out))
-    hold(writing(out))
     before = runs.read(opened)
     trained = None if train is None else inputs.find_features(train)[0]
     device = inputs.launch(accelerator=accelerator).device
@@ -64,6 +61,6 @@ def adapt(
         detector.ensemble, samples, by, train=trained, classes=detector.classes, before=before, run=run
     )  # fmt: skip
     runs.save(adapted, opened, out)
-    show(adapted.table)
-    show(adapted.reason)
+    print(adapted.table)
+    print(adapted.reason)
     say(f"wrote {out}; calibrate it for verdicts: dissensus calibrate {shlex.quote(out)} --id SAMPLES")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from dissensus._core.errors import DissensusError
-from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
@@ -32,4 +31,4 @@ def join(runs: list[str], *, out: str) -> None:
         f"joined {' and '.join(joined.parts)}: {members} members; calibrate them together with: dissensus calibrate "
         f"{shlex.quote(out)} --id SAMPLES"
     )
-    show(out)
+    print(out)

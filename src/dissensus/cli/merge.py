@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
@@ -27,4 +26,4 @@ def merge(parts: list[str], *, out: str) -> None:
         bad = features.provenance.get("bad", 0)
         unread = f"; {bad} images could not be read" if bad else ""
         say(f"{len(features):,} rows of {len(parts)} parts{unread}")
-    show(out)
+    print(out)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus._core.places import place
-from dissensus._core.terminal import show
-from dissensus.cli.command import Flags, Given, command, hold
+from dissensus.cli.command import Flags, Given, command
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
 from dissensus.training.methods import DEFAULT_METHOD
@@ -79,7 +78,7 @@ def run(
     from dissensus.experiments import pipeline, runner
     from dissensus.experiments.joined import joined_jobs
     from dissensus.training import METHODS
-    from dissensus.training.run import AUTO, writing_run
+    from dissensus.training.run import AUTO
 
     if not out or suite == "" or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
@@ -108,7 +107,6 @@ def run(
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
-        hold(writing_run(out, fabric))
         given = {"root": root, "features": features, **extraction}
         usual: dict[str, Any] = {
             "features": place(out) / "features", "progress": progress, "fabric": fabric,
@@ -132,7 +130,7 @@ def run(
         frame = pipeline.run_methods(loaded, todo, place(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame)
-            show(pipeline.write_results([section], place(out)), end="")
+            print(pipeline.write_results([section], place(out)), end="")
 
 
 def options_of_trunks(names: list[str] | None, shared: Given) -> list[dict[str, Any]]:

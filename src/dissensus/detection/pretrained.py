@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,7 +47,7 @@ class HubDocument(Document):
 
     remedy = REMEDY
 
-    format: Literal["dissensus-hub-4"] = "dissensus-hub-4"
+    format: Literal["dissensus-hub-3"] = "dissensus-hub-3"
     library_name: Literal["dissensus"] = "dissensus"
     version: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -75,8 +73,7 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
             "a run folder with Detector.load"
         )
     config = documents.read(HubDocument, folder / CONFIG)
-    with _exported():
-        ensemble = Ensemble.load(folder / ENSEMBLE)
+    ensemble = Ensemble.load(folder / ENSEMBLE)
     if ensemble.fingerprint != config.fingerprint:
         raise RunError(f"the members' weights in {folder} are not those that were exported: {REMEDY}")
     if ensemble.score_digests != config.scores:
@@ -100,8 +97,7 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     if config.calibrated and threshold is None:
         raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")
     for name in () if threshold is None else threshold.scores:
-        with _exported():
-            ensemble.fitted.get(name)  # a fitted score is read, and its digest compared
+        _check_score(ensemble, name)
     return {
         "ensemble": ensemble,
         "classes": config.classes,
@@ -112,11 +108,10 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     }
 
 
-@contextmanager
-def _exported() -> Iterator[None]:
-    """Name the remedy for an export in errors about an ensemble."""
+def _check_score(ensemble: Ensemble, name: str) -> None:
+    """Read a score that the calibration uses, if it is a fitted one, which compares its digest."""
     try:
-        yield
+        ensemble.fitted.get(name)
     except RunError as error:
         raise RunError(f"{str(error).rpartition(': ')[0]}: {REMEDY}") from error
 
