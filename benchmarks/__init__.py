@@ -49,6 +49,7 @@ CASES: Registry[Case] = Registry(
         "compile": Case("images:compiled", "the trunk in eager PyTorch / compiled"),
         "predict": Case("images:prediction", "images to logits of 50 members / the trunk alone"),
         "distances": Case("images:distances", "trunk, members and the default score / the same with pds"),
+        "serve": Case("serving:serve", "the server with 32 clients, one image per pass / up to 32"),
         "export": Case("images:export", "a detector in eager PyTorch / its ONNX export"),
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before NumPy and PyTorch are imported, and for the processes that tests start: the problems are tiny, a second thread
 # costs more than it brings, and the threads of two workers of pytest-xdist would wait for each other.
@@ -14,9 +15,12 @@ import torch
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
+from tests.forks import Forks
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; commands would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def blobs(count: int = 120, width: int = 6, classes: int = 3, seed: int = 0, noise: float = 0.8) -> FeatureSet:
@@ -33,6 +37,14 @@ def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     os.environ["DISSENSUS_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Commands in processes of their own."""
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from dissensus._core import documents
+
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = 10**400
 WRONG = {"null": None, "number": 3.5, "text": "nonsense", "list": [[]], "object": {"no": 1}, "true": True}
@@ -35,6 +37,11 @@ def damages(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "", "cut", json.dumps(document)[:-2]
     yield "", "list", "[]"
     yield "", "deep", DEEP
+
+
+def sealed(document: dict[str, Any]) -> str:
+    """The JSON text of a document whose values were changed, with the digest of the values that it has now."""
+    return documents.sealed(json.dumps({name: value for name, value in document.items() if name != documents.SEAL}))
 
 
 def _paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:

@@ -12,7 +12,7 @@ import torch
 from dissensus.models.ensemble import Ensemble
 
 MAIN = """
-import sys
+import os, sys
 sys.path.insert(0, {root!r})
 import torch
 from lightning_fabric import Fabric
@@ -22,12 +22,13 @@ from dissensus import fit
 {script}
 
 if __name__ == "__main__":
-    processes, out, *methods = sys.argv[1:]
-    fabric = Fabric(accelerator="cpu", devices=int(processes))
-    fabric.launch()
-    torch.set_num_threads(1)
-    for method in methods:
-        train(method, out + "/" + method, fabric)
+    out, *methods = sys.argv[1:]
+    for processes in (2,) if "LOCAL_RANK" in os.environ else (1, 2):  # Fabric starts this script again, for two
+        fabric = Fabric(accelerator="cpu", devices=processes)
+        fabric.launch()
+        torch.set_num_threads(1)
+        for method in methods:
+            train(method, os.path.join(out, str(processes), method), fabric)
 """
 
 
@@ -35,12 +36,9 @@ def one_and_two_processes(script: str, tmp_path: Path, methods: Sequence[str]) -
     """Run a script that defines `train(method, out, fabric)` in one process and in two, and compare the ensembles."""
     file = tmp_path / "script.py"
     file.write_text(MAIN.format(root=str(Path(__file__).parents[1]), script=script))
-    for processes in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, str(file), processes, str(tmp_path / processes), *methods],
-            capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    command = [sys.executable, str(file), str(tmp_path), *methods]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
     for method in methods:
         one, two = (Ensemble.load(tmp_path / processes / method / "ensemble") for processes in ("1", "2"))
         for name, value in one.stacked().items():

@@ -7,6 +7,8 @@ from .adaptation import tune as tune
 from .detection import BatchPredictor as BatchPredictor
 from .detection import Detector as Detector
 from .detection import ImageEnsemble as ImageEnsemble
+from .detection import Monitor as Monitor
+from .detection import batch_test as batch_test
 from .estimators import DissensusClassifier as DissensusClassifier
 from .evaluation import Results as Results
 from .evaluation import Suite as Suite

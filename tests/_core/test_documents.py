@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dissensus._core import documents
+from dissensus._core import digests, documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import DataError, RunError
 
@@ -46,6 +46,51 @@ def refused(path, text: str) -> str:
 def test_what_is_written_is_read(tmp_path):
     documents.write(tmp_path / "a.json", GOOD)
     assert documents.read(Sample, tmp_path / "a.json") == GOOD
+
+
+def test_every_byte_of_a_file_is_watched(tmp_path):
+    """A changed byte is one line, or the values are the same, as where a space becomes a line break."""
+    path = tmp_path / "a.json"
+    documents.write(path, GOOD)
+    whole, noticed = path.read_bytes(), 0
+    for at, bit in ((at, bit) for at in range(len(whole)) for bit in (1, 2, 4, 8, 16, 64, 128)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        message = ""
+        try:
+            assert documents.read(Sample, path) == GOOD
+        except RunError as error:
+            message = str(error)
+        assert "\n" not in message
+        noticed += bool(message)
+    assert noticed > 6 * len(whole)
+
+
+def test_a_changed_value_is_noticed_and_used_as_it_is_on_request(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    documents.write(path, GOOD)
+    assert list(json.loads(path.read_text())) == ["format", "share", "entries", "sha256"]
+    path.write_text(path.read_text().replace("0.5", "0.6"))
+    with pytest.raises(
+        RunError, match=r"a\.json is altered, its sha256 differs .*: write it again, or add --no-verify"
+    ):
+        documents.read(Sample, path)
+    with digests.unverified():
+        assert documents.read(Sample, path).share == 0.6
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
+    with digests.unverified(False):
+        assert documents.read(Sample, path).share == 0.6
+    path.write_text(GOOD.model_dump_json())
+    assert documents.read(Sample, path) == GOOD  # written by hand
+    monkeypatch.delenv("DISSENSUS_VERIFY")
+    with pytest.raises(RunError, match="sha256: field required"):
+        documents.read(Sample, path)
+
+
+def test_spaces_and_line_breaks_do_not_matter(tmp_path):
+    path = tmp_path / "a.json"
+    documents.write(path, GOOD)
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1).replace("\n", "\r\n"))
+    assert documents.read(Sample, path) == GOOD
 
 
 def test_text_that_is_not_unicode_is_one_line(tmp_path):

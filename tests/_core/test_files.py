@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dissensus._core import files
 from dissensus._core.errors import RunError
-from dissensus._core.files import assembling, check_output, is_temporary, remove_temporaries, replacing
+from dissensus._core.files import check_output, is_temporary, remove_temporaries, replacing
+from dissensus._core.outputs import assembling
 
 
 def test_a_file_is_replaced_when_the_block_ends_and_not_before(tmp_path):
@@ -48,6 +50,38 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
     assert path.read_text() == "first"
 
 
+def test_a_link_stays_and_what_it_names_is_replaced(tmp_path):
+    (tmp_path / "far").mkdir()
+    for name, target in (("link", "far/a.txt"), ("folder", "far/b")):
+        (tmp_path / name).symlink_to(target)
+    for _ in range(2):  # first the target is missing
+        with replacing(tmp_path / "link") as temporary:
+            assert temporary.parent == tmp_path / "far"
+            temporary.write_text("new")
+    with assembling(tmp_path / "folder") as folder:
+        folder.mkdir()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder").is_symlink()
+    assert (tmp_path / "far" / "a.txt").read_text() == "new"
+    assert sorted(os.listdir(tmp_path / "far")) == ["a.txt", "b"]
+
+
+def test_a_temporary_name_that_is_a_link_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "unique", lambda path: tmp_path / ".guessed.tmp")
+    (tmp_path / ".guessed.tmp").symlink_to("victim")
+    with pytest.raises(RunError, match=r"cannot write .*a.txt: File exists"), replacing(tmp_path / "a.txt"):
+        pass
+    assert os.listdir(tmp_path) == [".guessed.tmp"]  # which is not ours to remove
+
+
+def test_only_a_regular_file_is_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name, kind in (("pipe.csv", "device or pipe"), ("", "folder")):
+        with pytest.raises(RunError, match=f"must be a file; .* is a {kind}: choose"), replacing(tmp_path / name):
+            pass
+    assert os.listdir(tmp_path) == ["pipe.csv"]
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_files_get_the_mode_that_the_umask_allows(tmp_path, umask):
     before = os.umask(umask)
@@ -69,7 +103,7 @@ def test_importing_does_not_touch_the_umask():
 
 
 def test_a_folder_that_is_missing_is_one_line(tmp_path):
-    rule = r"cannot write .*a.txt: No such file or directory; free some space or choose"
+    rule = r"cannot write .*a.txt: there is no folder .*none, or no longer; start again"
     with pytest.raises(RunError, match=rule), replacing(tmp_path / "none" / "a.txt"):
         pass
 
@@ -98,7 +132,7 @@ def test_an_assembled_folder_appears_whole(tmp_path):
         folder.mkdir()
         (folder / "a").write_text("a")
         raise RuntimeError
-    assert os.listdir(tmp_path / "made") == []
+    assert os.listdir(tmp_path) == []  # without the parent that was made for it
     with assembling(out) as folder:
         folder.mkdir()
         (folder / "a").write_text("a")
@@ -118,6 +152,7 @@ with replacing(Path({str(tmp_path / "a.txt")!r})) as temporary:
     subprocess.run([sys.executable, "-c", code], check=False)
     (name,) = os.listdir(tmp_path)
     assert is_temporary(name)
-    (tmp_path / "mine.tmp").write_text("not ours")
+    for mine in ("mine.tmp", ".mine.tmp"):
+        (tmp_path / mine).write_text("not ours")
     remove_temporaries(tmp_path)
-    assert os.listdir(tmp_path) == ["mine.tmp"]
+    assert sorted(os.listdir(tmp_path)) == [".mine.tmp", "mine.tmp"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dissensus._core import tensors
+from dissensus._core import digests, tensors
 from dissensus._core.errors import DataError, RunError
 
 
@@ -31,3 +31,27 @@ def test_a_missing_file_is_one_line(tmp_path):
         tensors.read(tmp_path / "x.safetensors", remedy="copy it again", error=DataError)
     with pytest.raises(RunError, match="there is no file"):
         tensors.read(tmp_path, remedy="copy it again")
+
+
+def test_altered_values_and_the_values_of_another_file_are_noticed(tmp_path):
+    path, values = tmp_path / "x.safetensors", {"a": torch.arange(6.0), "b": torch.tensor([True, False])}
+    digest = tensors.write(path, values)
+    assert digest == tensors.digest_of(tensors.read(path, remedy="", digest=digest))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for expected in (None, digest):
+        with pytest.raises(RunError, match=r"x\.safetensors is altered, its sha256 differs: copy it\Z"):
+            tensors.read(path, remedy="copy it", digest=expected)
+    with digests.unverified():
+        assert tensors.read(path, remedy="copy it", digest=digest)["a"].tolist() == values["a"].tolist()
+    tensors.write(path, {**values, "a": values["a"] + 1})
+    assert tensors.read(path, remedy="")["a"][0] == 1
+    with pytest.raises(RunError, match="altered"):
+        tensors.read(path, remedy="", digest=digest)
+
+
+def test_the_file_that_is_replaced_may_be_kept(tmp_path):
+    new, old = tmp_path / "new.safetensors", tmp_path / "old.safetensors"
+    for value in range(3):
+        tensors.write(new, {"a": torch.tensor(value)}, keep=old)
+    assert [int(tensors.read(path, remedy="")["a"]) for path in (new, old)] == [2, 1]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dissensus import FeatureSet, ImageSet
+from dissensus._core.cells import FORMULA
 from dissensus._core.errors import DataError
 from dissensus.adaptation import Questions, questionnaire, sheet
 from tests.trees import images
@@ -60,7 +61,7 @@ def test_no_cell_begins_a_formula(tmp_path):
     for at in (tmp_path, folder):
         text = questionnaire.table(questions([0], (EVIL, EVIL)), ImageSet.find(folder), at)
         for row in cells(text):
-            assert not any(cell.startswith(questionnaire.FORMULA) for cell in row.values())
+            assert not any(cell.startswith(FORMULA) for cell in row.values())
         (at / "q.csv").write_text(fill(text, "x"))
         (path,) = questionnaire.read(at / "q.csv").paths
         assert Path(path).is_file()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,20 +103,21 @@ def test_an_export_that_differs_is_refused(vit, stub, monkeypatch):
         engines.create("onnx", vit)
 
 
-def test_several_processes_may_export_at_once(vit, stub, tmp_path, monkeypatch):
-    """Another process begins and ends its export while this one is in the middle of its own."""
-    export, here = engines._export, os.getpid()
+def test_of_several_that_export_at_once_one_does_and_the_others_wait(vit, stub, tmp_path, monkeypatch):
+    export, others = engines._export, []
 
     def slowly(module, batch, path):
+        if not others:  # a thread is refused a lock like another process
+            others.append(pool.submit(engines.create, "onnx", vit))
+            with pytest.raises(TimeoutError):
+                others[0].result(timeout=0.3)
         export(module, batch, path)
-        if os.getpid() == here:
-            monkeypatch.setattr(os, "getpid", lambda: here + 1)
-            engines.create("onnx", vit)
-            monkeypatch.setattr(os, "getpid", lambda: here)
 
     monkeypatch.setattr(engines, "_export", slowly)
-    engines.create("onnx", vit)
-    assert len(set(stub)) == 2
+    with ThreadPoolExecutor(1) as pool:
+        engines.create("onnx", vit)
+        others[0].result()
+    assert len(stub) == 1
     assert len(list((tmp_path / "onnx").iterdir())) == 1
 
 

@@ -32,6 +32,7 @@ ROWS = {
     "compile": ["compile"],
     "predict": ["predict"],
     "distances": ["distances"],
+    "serve": ["serve", "serve-p99"],
     "export": ["export"],
 }
 needs_proc = pytest.mark.skipif(not memory.STATUS.is_file(), reason=f"{memory.STATUS} does not exist here")

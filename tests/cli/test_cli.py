@@ -18,6 +18,7 @@ from dissensus.training import Run
 from dissensus.training.options import TUNABLE
 from tests.commands import refuse, run
 from tests.conftest import blobs
+from tests.damage import sealed
 from tests.trees import image
 
 QUICK = ["--epochs", "2", "--batch_size", "64", "--no-progress"]
@@ -193,7 +194,7 @@ def test_evaluate_misuse(trained, tmp_path, capsys):
     assert "--ood takes NAME=FEATURES; got 'x'" in refuse(capsys, "evaluate", trained, "--id", "digits", "--ood", "x")
     (tmp_path / "half").mkdir()
     info = json.loads((trained / "run.json").read_text()) | {"status": "running"}
-    (tmp_path / "half" / "run.json").write_text(json.dumps(info))
+    (tmp_path / "half" / "run.json").write_text(sealed(info))
     assert "is not finished" in refuse(capsys, "evaluate", tmp_path / "half", "--suite", "digits")
 
 
@@ -208,7 +209,7 @@ def test_a_config_takes_dashes_and_underscores_and_arguments_of_every_kind(tmp_p
     settings = Run.open(tmp_path / "run").settings
     assert (settings["label_smoothing"], settings["batch_size"], settings["lr"]) == (0.1, 32, 0.01)
     (tmp_path / "r.yaml").write_text("paths: [a, b]\nscore: bma\n")
-    name, arguments = parser.parse(["report", "--config", str(tmp_path / "r.yaml")])
+    name, arguments, _ = parser.parse(["report", "--config", str(tmp_path / "r.yaml")])
     assert (name, arguments["paths"], arguments["score"]) == ("report", ["a", "b"], "bma")
 
 

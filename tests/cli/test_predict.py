@@ -171,22 +171,22 @@ def test_names_that_are_not_text_go_through(home, tmp_path):
     assert name in done.stdout
 
 
+STDIN = "import sys; sys.stdin = open({!r})"
+
+
 @pytest.mark.slow
-def test_ctrl_c_while_paths_are_waited_for(home):
-    command = [sys.executable, "-m", "dissensus", "predict", home / "run", "-", "--workers", "2"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-    )  # fmt: skip
-    process.stdin.write(f"{next((home / 'fresh' / 'red').iterdir())}\n")
-    process.stdin.flush()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    until(lambda: len(children.read_text().split()) == 2, 90)  # it has workers, and waits for more
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "dissensus: stopped"
+def test_ctrl_c_while_paths_are_waited_for(home, forks, tmp_path):
+    os.mkfifo(tmp_path / "paths")
+    with open(os.open(tmp_path / "paths", os.O_RDWR), "w") as stdin:  # waits for no reader
+        first = STDIN.format(str(tmp_path / "paths"))
+        command = forks.start("predict", home / "run", "-", "--workers", 2, first=first)
+        print(next((home / "fresh" / "red").iterdir()), file=stdin, flush=True)
+        children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+        until(lambda: len(children.read_text().split()) == 2)  # it has workers, and waits for more
+        time.sleep(0.5)
+        os.killpg(command.pid, signal.SIGINT)
+        assert command.wait(30) == 130
+    assert command.err.splitlines()[-1] == "dissensus: stopped"
 
 
 def test_a_closed_stdin_or_stdout_is_one_line(home, capsys, monkeypatch):
@@ -327,55 +327,40 @@ def test_a_run_on_bare_features_says_how_to_take_images(tmp_path, train, capsys)
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_half_written_file(home, tmp_path):
+def test_ctrl_c_leaves_no_half_written_file(home, forks, tmp_path):
     good = next((home / "fresh" / "red").iterdir())
     (tmp_path / "many.txt").write_text(f"{good}\n" * 50_000)
-    command = [sys.executable, "-m", "dissensus", "predict", home / "run", "-", "--out", tmp_path / "rows.jsonl"]
-    with open(tmp_path / "many.txt") as stdin:
-        process = subprocess.Popen(
-            command, stdin=stdin, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while (
-        not any(partial.stat().st_size for partial in tmp_path.glob(".rows.jsonl.*.tmp"))
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "dissensus: stopped"
+    first = STDIN.format(str(tmp_path / "many.txt"))
+    command = forks.start("predict", home / "run", "-", "--out", tmp_path / "rows.jsonl", first=first)
+    until(lambda: any(partial.stat().st_size for partial in tmp_path.glob(".rows.jsonl.*.tmp")), 60)
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.wait(60) == 130
+    assert command.err.splitlines()[-1] == "dissensus: stopped"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many.txt"]
 
 
 @pytest.mark.slow
-def test_a_long_list_holds_memory_flat(home, tmp_path):
+def test_a_long_list_holds_memory_flat(home, forks, tmp_path):
     """A list of 1,500 with one broken in a hundred: peak memory is that of a list of 200."""
     good = sorted((home / "fresh").rglob("*.png"))
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"nothing")
-    script = (
-        "import resource, sys\n"
-        "from dissensus.cli import main\n"
-        "code = main(sys.argv[1:])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)\n"
-        "raise SystemExit(code)\n"
+    peak = (
+        "; import resource, multiprocessing.util; multiprocessing.util.Finalize(None, lambda: print("
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr), exitpriority=1)"
     )
     peaks = {}
     for count in (200, 1_500):
         names = [str(broken if i % 100 == 0 else good[i % len(good)]) for i in range(count)]
+        (tmp_path / "names").write_text("\n".join(names))
         out = tmp_path / f"{count}.jsonl"
-        command = [sys.executable, "-c", script, "predict", home / "run", "-", "--out", out, "--workers", "1"]
-        done = subprocess.run(
-            command, input="\n".join(names), capture_output=True, text=True, timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        first = STDIN.format(str(tmp_path / "names")) + peak
+        done = forks.run("predict", home / "run", "-", "--out", out, "--workers", 1, first=first)
+        assert done.code == 0, done.err
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert [row["path"] for row in rows] == names
         assert sum(row["error"] == "not an image" for row in rows) == count // 100
-        peaks[count] = int(done.stderr.splitlines()[-1])
+        peaks[count] = int(done.err.splitlines()[-1])
     assert peaks[1_500] < peaks[200] + 40, peaks
 
 
@@ -398,3 +383,31 @@ def test_a_long_expression_is_not_a_heading(home, tmp_path, capsys):
     lines = out.splitlines()
     assert lines[0].split() == ["verdict", "p-value", "score", "sure", "class", "path"]
     assert re.search(r"mahalanobis [01]\.\d{4}, ensemble_entropy [01]\.\d{4}, feature_norm [01]\.\d{4}$", lines[4])
+
+
+def test_names_neither_control_the_terminal_nor_begin_a_formula(home, tmp_path, capsys):
+    good = next((home / "fresh" / "red").iterdir()).read_bytes()
+    for name in ("\x1b[2Ja.png", "=b.png", "'-c.png", "d\n.png"):
+        (tmp_path / name).write_bytes(good if "d" not in name else b"no image")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    flags = ["--workers", 0, "--format"]
+    _, out, err = run(capsys, "predict", home / "run", tmp_path, *flags, "table")
+    assert "\x1b" not in out + err
+    assert r"\x1b[2Ja.png" in out
+    assert len(out.splitlines()) == 2 + 4
+    _, out, _ = run(capsys, "predict", home / "run", tmp_path, *flags, "jsonl")
+    assert sorted(Path(json.loads(line)["path"]).name for line in out.splitlines()) == names
+
+
+def test_csv_restores_names(home, tmp_path, capsys, monkeypatch):
+    good = next((home / "fresh" / "red").iterdir()).read_bytes()
+    names = ["'-c.png", "=b.png", "+a.png", "plain.png"]
+    for name in names:
+        (tmp_path / name).write_bytes(good)
+    monkeypatch.chdir(tmp_path)
+    named = [*names[:2], "./+a.png", names[3]]
+    code, _, _ = run(capsys, "predict", home / "run", *named, "--workers", 0, "--out", "v.csv")
+    assert code == 0
+    written = [row["path"] for row in csv.DictReader((tmp_path / "v.csv").read_text().splitlines())]
+    assert written == ["''-c.png", "'=b.png", "./+a.png", "plain.png"]
+    assert list(ImageSet.find("v.csv", unlabelled=True).names) == named

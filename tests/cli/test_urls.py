@@ -118,8 +118,11 @@ def test_training_continues_at_a_url(memory, capsys, monkeypatch):  # noqa: F811
         return step(self, *arguments)
 
     monkeypatch.setattr(_fit.Stepper, "__call__", interrupted)
+    options = {"epochs": 6, "batch_size": 16, "progress": False, "checkpoint_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
-        _fit.fit(linear(), blobs(), "sed-a2d", epochs=6, batch_size=16, progress=False, out=f"{memory}/part")
+        _fit.fit(linear(), blobs(), "sed-a2d", **options, out=f"{memory}/part")
+    fs, newest = fsspec.filesystem("memory"), f"{memory}/part/checkpoint.safetensors"
+    fs.pipe_file(newest, fs.cat_file(newest)[:-1])  # damaged: training goes on from the one before
     monkeypatch.setattr(_fit.Stepper, "__call__", step)
     _fit.fit(linear(), blobs(), "sed-a2d", epochs=6, batch_size=16, progress=False, out=f"{memory}/part")
     assert Ensemble.load(f"{memory}/part/ensemble").fingerprint == Ensemble.load(f"{memory}/whole/ensemble").fingerprint

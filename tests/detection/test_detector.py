@@ -14,6 +14,7 @@ from dissensus._core.errors import DataError, DissensusError, DissensusWarning, 
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.detection.samples import resolve
+from dissensus.detection.threshold import TENSORS
 from dissensus.features import FeatureSet
 from dissensus.functional import conformal, scores
 from dissensus.functional.expressions import DEFAULT_SCORE
@@ -22,6 +23,7 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.training import fit_scores
 from dissensus.training._fit import fit
 from tests.conftest import blobs, linear
+from tests.damage import sealed
 
 
 def test_verdicts_say_what_the_ensemble_says(run, more):
@@ -72,7 +74,7 @@ def test_a_calibration_of_something_else_is_refused(run, more, tmp_path, damage)
             next(other.parameters()).add_(1)
         other.save(copy / "ensemble")
     elif damage == "tensors":
-        (copy / "detector.safetensors").write_bytes(b"nothing")
+        next(copy.glob(TENSORS)).write_bytes(b"nothing")
     elif damage == "emptied":
         (copy / "detector.json").write_text('{"format": "dissensus-detector-1"}')
     else:
@@ -95,7 +97,7 @@ def test_saved_files_have_the_usual_permissions(run, more, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     Detector.load(copy).calibrate(more).save(copy)
     (tmp_path / "plain").touch()
-    assert (copy / "detector.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert next(copy.glob(TENSORS)).stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_another_rate_takes_the_same_calibration(run, more):
@@ -182,7 +184,7 @@ def test_another_backbone_is_refused(pictures, tmp_path):
     copy = shutil.copytree(pictures / "run", tmp_path / "run")
     about = json.loads((copy / "run.json").read_text())
     about["data"]["backbone"]["fingerprint"] = "0" * 64
-    (copy / "run.json").write_text(json.dumps(about))
+    (copy / "run.json").write_text(sealed(about))
     with pytest.raises(DissensusError, match="must be the one that computed the features"):
         Detector.load(copy).predict([next((pictures / "images" / "red").iterdir())])
 
@@ -193,7 +195,7 @@ def quantised(pictures, tmp_path):
     copy = shutil.copytree(pictures / "run", tmp_path / "run")
     about = json.loads((copy / "run.json").read_text())
     about["data"]["backbone"]["engine"] = "onnx-int8"
-    (copy / "run.json").write_text(json.dumps(about))
+    (copy / "run.json").write_text(sealed(about))
     return copy
 
 

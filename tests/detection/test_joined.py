@@ -29,6 +29,7 @@ from dissensus.models.ensemble import Ensemble
 from dissensus.models.joined import JoinedEnsemble
 from dissensus.training import Run, fit
 from dissensus.training.joined import join
+from tests.damage import sealed
 from tests.storage import upload
 
 NAMES = ("test_vit", "test_efficientnet")
@@ -277,8 +278,8 @@ def test_runs_that_do_not_match_are_refused(home, tmp_path):
     with pytest.raises(RunError, match="holds files that are not of a run"):
         join([first, second], tmp_path / "other")
     unfinished = shutil.copytree(second.folder, tmp_path / "unfinished")
-    text = (unfinished / "run.json").read_text().replace('"finished"', '"running"')
-    (unfinished / "run.json").write_text(text)
+    info = json.loads((unfinished / "run.json").read_text())
+    (unfinished / "run.json").write_text(sealed(info | {"status": "running"}))
     with pytest.raises(RunError, match="is not finished"):
         join([first, unfinished], tmp_path / "out")
 

@@ -28,7 +28,8 @@ FREE = (
 )
 
 
-def test_every_damage_of_the_config_is_one_line(tmp_path):
+def test_every_damage_of_the_config_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     backbone = backbones.create("test_vit", "random", size=32)
     features = extract(photos(), backbone, tmp_path / "features", workers=0, progress=False)
     fit(new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
@@ -37,6 +38,7 @@ def test_every_damage_of_the_config_is_one_line(tmp_path):
     hub.write(detector, Run.open(tmp_path / "run"), tmp_path / "mine")
     path = tmp_path / "mine" / "config.json"
     document = json.loads(path.read_text())
+    del document["sha256"]
     document["training"] = {"epochs": 1}
     for field, kind, text in damages(document):
         path.write_text(text)

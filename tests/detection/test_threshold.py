@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
+from dissensus._core import documents
 from dissensus._core.errors import RunError
 from dissensus.detection.detector import Detector
-from dissensus.detection.threshold import Identity, Threshold
+from dissensus.detection.threshold import TENSORS, Identity, Threshold
 from dissensus.training._fit import fit
 from tests.commands import refuse
 from tests.conftest import blobs, linear
@@ -43,10 +46,52 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert Threshold.load(tmp_path / "elsewhere", IDENTITY) is None
 
 
-def test_every_damage_of_the_document_is_one_line(tmp_path):
+@pytest.mark.parametrize(("call", "kept"), [(1, "former"), (2, "former"), (3, "new")])
+def test_a_kill_while_saving_leaves_the_former_calibration_or_the_new_one(tmp_path, monkeypatch, call, kept):
+    former, new, seen = calibrated(), calibrated(by_class=True), []
+    former.save(tmp_path, IDENTITY)
+
+    def killed(original):
+        def function(*args, **options):
+            seen.append(None)
+            if len(seen) == call:
+                raise KeyboardInterrupt
+            return original(*args, **options)
+
+        return function
+
+    with monkeypatch.context() as patch:  # what changes the folder: two files are moved, one is removed
+        patch.setattr(os, "replace", killed(os.replace))
+        patch.setattr(Path, "glob", killed(Path.glob))
+        with pytest.raises(KeyboardInterrupt):
+            new.save(tmp_path, IDENTITY)
+    there = Threshold.load(tmp_path, IDENTITY)
+    assert there.calibrated.by_class == (kept == "new")
+    new.save(tmp_path, IDENTITY)
+    assert Threshold.load(tmp_path, IDENTITY).calibrated.by_class
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_reader_meets_a_calibration_that_is_replaced(tmp_path, monkeypatch):
+    calibrated().save(tmp_path, IDENTITY)
+    original = documents.read
+
+    def replaced(*args, **options):
+        document = original(*args, **options)
+        monkeypatch.setattr(documents, "read", original)
+        calibrated(by_class=True).save(tmp_path, IDENTITY)
+        return document
+
+    monkeypatch.setattr(documents, "read", replaced)
+    assert Threshold.load(tmp_path, IDENTITY).calibrated.by_class
+
+
+def test_every_damage_of_the_document_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     calibrated().save(tmp_path, IDENTITY)
     path = tmp_path / "detector.json"
     document = json.loads(path.read_text())
+    del document["sha256"]
     for field, kind, text in damages(document):
         path.write_text(text)
         with pytest.raises(RunError) as caught:
@@ -71,14 +116,16 @@ def test_every_damage_of_the_document_is_one_line(tmp_path):
     ],
     ids=["no scores", "no reference", "matrix", "integers", "nan", "too few"],
 )
-def test_every_damage_of_the_tensors_is_one_line(tmp_path, change):
+def test_every_damage_of_the_tensors_is_one_line(tmp_path, change, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     from dissensus._core import tensors
 
     calibrated().save(tmp_path, IDENTITY)
-    values = tensors.read(tmp_path / "detector.safetensors", remedy="")
+    (path,) = tmp_path.glob(TENSORS)
+    values = tensors.read(path, remedy="")
     change(values)
-    tensors.write(tmp_path / "detector.safetensors", values)
-    with pytest.raises(RunError, match=r"detector\.safetensors.*calibrate again") as caught:
+    tensors.write(path, values)
+    with pytest.raises(RunError, match=r"detector-.*\.safetensors.*calibrate again") as caught:
         Threshold.load(tmp_path, IDENTITY)
     assert "\n" not in str(caught.value)
 
@@ -95,8 +142,9 @@ def test_the_command_refuses_a_damaged_calibration(tmp_path, capsys):
         message = refuse(capsys, "predict", run, tmp_path / "features")
         assert "calibrate again" in message, (field, kind)
     path.write_text(json.dumps(document))
-    (run / "detector.safetensors").write_bytes(b"\xff" * 100)
-    assert "detector.safetensors is damaged" in refuse(capsys, "predict", run, tmp_path / "features")
+    (tensors,) = run.glob(TENSORS)
+    tensors.write_bytes(b"\xff" * 100)
+    assert f"{tensors.name} is damaged" in refuse(capsys, "predict", run, tmp_path / "features")
 
 
 def test_parts_are_the_p_values_of_each_score_among_its_references():

@@ -29,12 +29,13 @@ from safetensors.torch import load_file, save_file
 from dissensus import backbones
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError, RunError, UnknownNameError
-from dissensus._core.files import assembling
+from dissensus._core.outputs import assembling
 from dissensus.backbones import engines, onnx_runtime, surgery
 from dissensus.cli import main
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
+from dissensus.detection.threshold import TENSORS, Threshold
 from dissensus.export import EXPORTS, Written, checkpoint, export, graph, hub, onnx, parity, register, targets
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
@@ -45,6 +46,7 @@ from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
 from tests.conftest import blobs, linear
+from tests.damage import sealed
 
 needs_onnx = pytest.mark.skipif(bool(extras.missing("onnx")), reason="needs the extra onnx")
 SIZE = 32
@@ -128,12 +130,15 @@ def test_the_recipe_of_the_document_makes_the_same_pixels(shape, photos, tmp_pat
     smooth = Image.fromarray(np.random.default_rng(0).integers(256, size=(6, 8, 3), dtype=np.uint8))
     smooth.resize(shape, Image.Resampling.BICUBIC).save("photo.jpg", quality=95)
     text = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
-    recipe = next(part for part in text.split("\n\n    import json")[1:]).split("\n\nBefore")[0]
+    recipe = next(part for part in text.split("\n\n    import json")[1:]).split("\n\nAnother")[0]
     found: dict[str, Any] = {}
     exec(textwrap.dedent("    import json" + recipe), found)
     expected = detector.predict(["photo.jpg"])
     assert found["label"][0] == expected.label[0]
     assert found["score"][0] == pytest.approx(float(expected.score[0]), abs=2e-3)  # a grey level in some pixels
+    (again,) = re.findall(r"\n    (verdict = session\.run.*)\n", text)
+    exec(again.replace("0.01", "1.0"), found)
+    assert found["verdict"].tolist() == [True]
 
 
 @needs_onnx
@@ -175,7 +180,36 @@ def test_calibrated_scores_p_values_and_verdicts_are_the_same(kind, tmp_path):
         assert torch.equal(got["label"], expected.label)
         assert (got["verdict"] == expected.out).double().mean() > 0.99
         assert ((got["p_value"] - expected.p_value).abs() <= 1e-4).double().mean() > 0.95
+        assert torch.equal(
+            run(batch, false_alarms=torch.tensor([[0.1]], dtype=torch.float64))["verdict"], got["verdict"]
+        )
+        rates = torch.linspace(0.02, 0.9, len(batch), dtype=torch.float64)[:, None]  # of each sample
+        verdicts = run(batch, false_alarms=rates)["verdict"]
+        assert torch.equal(verdicts, detector.threshold.calibrated.p_values(got["score"], got["label"]) <= rates[:, 0])
     assert 0.05 < expected.out.double().mean() < 0.9, "both verdicts must be seen"
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_a_rate_as_an_input_gives_the_verdicts_of_a_threshold_at_this_rate(by_class, monkeypatch):
+    values, labels = torch.arange(300.0) // 9, torch.arange(300) % 3  # with ties
+    threshold = Threshold.calibrate({"bma": values}, 0.1, labels if by_class else None, NAMES)
+    rule, n = graph.Rule(threshold, {}), 100 if by_class else 300
+    seen = torch.cat([torch.arange(-1.0, 36.0, 0.5), torch.tensor([torch.inf, -torch.inf])])
+    label = torch.arange(len(seen)) % 3
+    monkeypatch.setattr(rule, "_score", lambda values: seen)
+
+    def verdicts(*rates):
+        column = torch.tensor(rates, dtype=torch.float64)[:, None]
+        return rule(torch.zeros(len(seen), 6), torch.zeros(2, len(seen), 3), label, column)[2]
+
+    for rate in (threshold.calibrated.lowest, 0.05, 0.29, 7 / (n + 1), 0.5, n / (n + 1)):
+        expected = seen > threshold.at(rate).limits(label)
+        assert torch.equal(verdicts(rate), expected), rate
+        assert torch.equal(verdicts(*[rate] * len(seen)), expected)
+        assert expected.any()
+    assert not verdicts(0.99 * threshold.calibrated.lowest).any(), "too few samples for any alarm"
+    assert verdicts(1.0).all()
+    assert verdicts(torch.nan).all(), "no rate, no all-clear"
 
 
 @needs_onnx
@@ -248,8 +282,9 @@ def test_the_file_says_what_it_is(tmp_path):
     detector.calibrate(engines.create("eager", detector.backbone)(pixels(60)), 0.1, "pds")
     onnx.write(detector, tmp_path / "d.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "d.onnx", providers=["CPUExecutionProvider"])
-    (entry,) = session.get_inputs()
+    (entry,), (rate,) = session.get_inputs(), session.get_overridable_initializers()
     assert (entry.name, entry.type, entry.shape) == ("images", "tensor(uint8)", ["batch", SIZE, SIZE, 3])
+    assert (rate.name, rate.type, rate.shape) == ("false_alarms", "tensor(double)", ["false_alarms", 1])
     shapes = {output.name: output.shape for output in session.get_outputs()}
     one = ["batch"]
     assert shapes == {
@@ -431,7 +466,7 @@ def test_a_folder_for_the_hub_gives_the_same_verdicts(photos, tmp_path, monkeypa
     assert again.trained_on == detector.trained_on
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert files == [
-        "README.md", "config.json", "detector.json", "detector.safetensors", "ensemble/ensemble.json",
+        "README.md", "config.json", "detector.json", next(out.glob(TENSORS)).name, "ensemble/ensemble.json",
         "ensemble/ensemble.safetensors", "ensemble/scores.safetensors", "trunk.safetensors",
     ]  # fmt: skip
     assert all(path.stat().st_mode & 0o044 for path in out.rglob("*.safetensors"))
@@ -506,11 +541,14 @@ def test_paths_of_the_users_own_machine_are_not_published(tmp_path):
 
 
 DAMAGE = {
-    "trunk.safetensors": ("weights", r"the trunk in .* is not the one that made the training features"),
-    "ensemble/ensemble.safetensors": ("weights", r"the members' weights in .* are not those that were exported"),
+    "trunk.safetensors": ("weights", r"trunk.safetensors is altered, its sha256 differs: export it again"),
+    "ensemble/ensemble.safetensors": (
+        "weights",
+        r"ensemble.safetensors is altered, its sha256 differs: export it again",
+    ),
     "ensemble/scores.safetensors": ("weights", r"the score feature_norm in .* is not the one that was saved: export"),
     "detector.json": ("gone", r"the calibration in .* is missing: there is no detector.json; export it again"),
-    "detector.safetensors": ("gone", r"there is no file .*detector.safetensors: export it again"),
+    TENSORS: ("gone", r"there is no file .*detector-.*.safetensors: export it again"),
     "config.json": ("gone", r"the folder has no config.json; make one with dissensus export"),
 }
 
@@ -523,7 +561,7 @@ def test_damaged_folders_are_refused(name, photos, tmp_path):
     if name in DAMAGE:
         kind, message = DAMAGE[name]
         if kind == "gone":
-            (out / name).unlink()
+            next(out.glob(name)).unlink()
         else:
             state = load_file(out / name)
             first = next(key for key, value in state.items() if value.is_floating_point())
@@ -536,11 +574,11 @@ def test_damaged_folders_are_refused(name, photos, tmp_path):
         (out / "trunk.safetensors").unlink()
     elif name == "half a config":
         message = "config.json is damaged or of another version, aggregate: field required: export it again"
-        (out / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "aggregate"}))
+        (out / "config.json").write_text(sealed({k: v for k, v in config.items() if k != "aggregate"}))
     else:
         message = "trunk.safetensors does not fit the backbone of config.json"
         config["backbone"]["name"] = "test_vit"
-        (out / "config.json").write_text(json.dumps(config))
+        (out / "config.json").write_text(sealed(config))
     with pytest.raises(RunError, match=message) as caught:
         Detector.from_pretrained(out)
     assert "\n" not in str(caught.value)
@@ -644,7 +682,7 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "half").mkdir()
     unfinished = json.loads((run / "run.json").read_text()) | {"status": "running"}
-    (tmp_path / "half" / "run.json").write_text(json.dumps(unfinished))
+    (tmp_path / "half" / "run.json").write_text(sealed(unfinished))
     before = sorted(tmp_path.rglob("*"))
     cases = [
         ([run, "--to", "onnx", "--out", "{}/d.pt"], "must name a file that ends in .onnx; got"),
@@ -657,10 +695,10 @@ def test_misuse_is_one_line_and_leaves_nothing(run, tmp_path, capsys, monkeypatc
         ([run, "--to", "hub", "--out", "{}/notes.txt"], "notes.txt is a file: choose another --out"),
         ([run, "--to", "hub", "--out", run], "must be a new or an empty folder"),
         ([run, "--to", "hub", "--out", "/"], "--out must name a new folder"),
-        ([run, "--to", "coreml", "--out", "{}/d"], "unknown export target 'coreml': known: hub, onnx, timm"),
+        ([run, "--to", "coreml", "--out", "{}/d"], "unknown export target 'coreml': known: hub, onnx, timm, triton"),
         (
             [run, "--to", "onx", "--out", "{}/d"],
-            "unknown export target 'onx': did you mean 'onnx'? known: hub, onnx, timm",
+            "unknown export target 'onx': did you mean 'onnx'? known: hub, onnx, timm, triton",
         ),
         ([run, "--to", "hub"], "required, but not given: --out"),
         (["{}/nowhere", "--to", "hub", "--out", "{}/d"], "no such folder; train one with"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dissensus import backbones
+from dissensus._core import digests, documents
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.cli import main
 from dissensus.features import FeatureSet
@@ -52,7 +53,7 @@ SHARD = dict(zip(COLUMNS, [[0], [50], [9], ["0" * 64], [9], ["0" * 64]], strict=
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"format": "dissensus-features-2"}, r"format: input should be 'dissensus-features-3', got 'dissensus-fea"),
+        ({"format": "dissensus-features-3"}, r"format: input should be 'dissensus-features-4', got 'dissensus-fea"),
         ({"count": 49}, "count must be the sum of the rows"),
         ({"shards": {name: [] for name in COLUMNS}}, "shards must be in ascending order, at least one"),
         ({"shards": {**SHARD, "bytes": ["9"]}}, r"shards\.bytes\.0: input should be a valid integer"),
@@ -95,8 +96,8 @@ def test_a_changed_index(change, match, tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"shape": [3, 2]}, r"img_emb_00000\.npy must hold what index\.json says; .*it holds float32 \(50, 6\)"),
-        ({"dtype": "float16"}, r"img_emb_00000\.npy must hold what index\.json says; .*it holds float32 \(50, 6\)"),
+        ({"shape": [3, 2]}, r"img_emb_00000\.npy is altered, it holds float32 \(50, 6\)"),
+        ({"dtype": "float16"}, r"img_emb_00000\.npy is altered, it holds float32 \(50, 6\)"),
         ({"classes": list("abcde")}, r"every label must be among the 5 of the index; .*00000\.parquet has '0': "),
         ({"group_names": ["land"]}, r"every group must be among the 1 of the index; .*00000\.parquet has 'water': "),
         (
@@ -105,7 +106,8 @@ def test_a_changed_index(change, match, tmp_path):
         ),
     ],
 )
-def test_an_index_that_does_not_fit_the_shards_is_noticed_when_they_are_read(change, match, tmp_path):
+def test_an_index_that_does_not_fit_the_shards_is_noticed_when_they_are_read(change, match, tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     on_disk(tmp_path, shard_rows=50)
     path = tmp_path / "index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -122,7 +124,9 @@ def indexed(tmp_path_factory):
     provenance = {"backbone": backbone.describe(), "images": "a" * 64, "engine": "eager", "passes": 2, "bad": 0}
     folder = tmp_path_factory.mktemp("indexed") / "f"
     FeatureSet.from_arrays(x, y, groups=g, provenance=provenance).save(folder, shard_rows=10)
-    return folder, json.loads((folder / "index.json").read_text())
+    index = json.loads((folder / "index.json").read_text())
+    del index["sha256"]
+    return folder, index
 
 
 HARMLESS = {  # another text where any will do; an origin that is not known; a norm, which a backbone has none of
@@ -134,7 +138,8 @@ HARMLESS = {  # another text where any will do; an origin that is not known; a n
 }
 
 
-def test_every_damage_of_the_index_is_one_line_that_names_file_and_field(indexed, capsys, tmp_path):
+def test_every_damage_of_the_index_is_one_line_that_names_file_and_field(indexed, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     folder, index = indexed
     for field, kind, text in damages(index):
         (folder / "index.json").write_text(text)
@@ -152,7 +157,8 @@ def test_every_damage_of_the_index_is_one_line_that_names_file_and_field(indexed
             assert capsys.readouterr().err == f"dissensus: error: {line}\n"
         named = {field.partition(".")[0], "columns" if field.startswith("columns") else field.rpartition(".")[2]}
         assert kind in ("deep", "extra", "cut", "list") or any(name in line for name in named), (field, kind, line)
-    (folder / "index.json").write_text(json.dumps(index))
+    monkeypatch.delenv("DISSENSUS_VERIFY")
+    (folder / "index.json").write_text(documents.sealed(json.dumps(index)))
     FeatureSet.open(folder, verify=True)
 
 
@@ -167,7 +173,8 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
         with refused(r"shards\.number\.0: input should be "):
             FeatureSet.open(tmp_path / "f")
     index["shards"]["number"] = [2**63 - 1]
-    path.write_text(json.dumps(index))
+    del index["sha256"]
+    path.write_text(documents.sealed(json.dumps(index)))
     with refused(rf"{tmp_path}/f/img_emb/img_emb_{2**63 - 1}\.npy is missing"):
         FeatureSet.open(tmp_path / "f")
 
@@ -208,12 +215,15 @@ def test_a_garbled_header_is_named(head, tmp_path):
         file.write(head)
     features = FeatureSet.open(tmp_path)
     features.rows(slice(0, 14))
-    with refused(r"img_emb_00002\.npy must hold what index\.json says; it is altered"):
+    with refused(r"img_emb_00002\.npy is altered, its sha256 differs"):
+        features.rows([14])
+    with digests.unverified(), refused(r"img_emb_00002\.npy is altered, "):
         features.rows([14])
 
 
-def test_no_byte_of_a_header_or_of_metadata_gives_another_error(tmp_path):
-    """Whatever changes, values are read or one line names the file."""
+def test_no_byte_of_a_header_or_of_metadata_gives_another_error(tmp_path, monkeypatch):
+    """Whatever changes, values are read or one line names the file, even where nothing is verified."""
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     x, _ = on_disk(tmp_path, rows=7)
     outcomes = set()
     for file in ("img_emb/img_emb_00000.npy", "metadata/metadata_00000.parquet"):
@@ -244,7 +254,7 @@ def test_a_file_that_changes_after_opening_is_named(file, damage, tmp_path):
     if damage != "missing":
         (tmp_path / file).write_bytes(b"" if damage == "empty" else whole[: len(whole) // 2])
     np.testing.assert_array_equal(features.rows([0, 20]), x[[0, 20]])
-    with refused(rf"{file} is {'missing' if damage == 'missing' else 'altered|it is altered'}"):
+    with refused(rf"{file} is {'missing' if damage == 'missing' else 'altered|truncated'}"):
         features.rows([8]), features.labels
 
 
@@ -254,5 +264,10 @@ def test_metadata_of_another_number_of_rows_is_named(tmp_path):
     features = FeatureSet.open(tmp_path / "f")
     tables = tmp_path / "f" / "metadata"
     shutil.copy(tables / "metadata_00002.parquet", tables / "metadata_00000.parquet")
-    with refused(r"metadata_00000\.parquet must have 20 rows, as its features; it has 10: copy it again"):
+    with refused(r"metadata_00000\.parquet is altered"):
+        features.labels  # noqa: B018
+    with (
+        digests.unverified(),
+        refused(r"metadata_00000\.parquet must have 20 rows, as its features; it has 10: copy it again"),
+    ):
         features.labels  # noqa: B018

@@ -9,25 +9,26 @@ import numpy as np
 import pytest
 import torch
 
+from dissensus._core import digests
 from dissensus.features import FeatureSet, FeatureWriter, _metadata, _storage, featureset
 from tests.features.samples import arrays, flip, on_disk, refused
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The files that are read from now on, by name, in order: features that are mapped, and metadata."""
+    """The files that are opened from now on, by name, in order: features and metadata."""
     names = []
-    mapped, opened = np.lib.format.open_memmap, _metadata.opened
+    original, opened = _storage.ShardFile, _metadata.opened
 
-    def open_memmap(path, **options):
+    def open_shard(path, *about, **options):
         names.append(path.name)
-        return mapped(path, **options)
+        return original(path, *about, **options)
 
-    def open_metadata(path):
+    def open_metadata(path, *about):
         names.append(path.name)
-        return opened(path)
+        return opened(path, *about)
 
-    monkeypatch.setattr(np.lib.format, "open_memmap", open_memmap)
+    monkeypatch.setattr(_storage, "ShardFile", open_shard)
     monkeypatch.setattr(_metadata, "opened", open_metadata)
     return names
 
@@ -55,7 +56,7 @@ def test_opening_reads_neither_features_nor_labels(tmp_path, reads):
     assert reads == []
 
 
-def test_rows_map_the_shards_that_they_are_in_once(tmp_path, reads):
+def test_rows_open_the_shards_that_they_are_in_once(tmp_path, reads):
     x, features = on_disk(tmp_path / "f")
     reads.clear()
     for _ in range(2):
@@ -144,60 +145,52 @@ def test_codes_of_few_shards_are_kept(tmp_path, reads, monkeypatch):
     assert reads == metadata_of(0, 1, 2, 1, 0)
 
 
-def test_no_more_shards_are_mapped_at_once_than_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(_storage, "MAPS", 3)
-    original, maps, most = np.lib.format.open_memmap, weakref.WeakSet(), []
+def test_no_more_shards_are_open_at_once_than_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_storage, "OPEN", 3)
+    original, files, most = _storage.ShardFile, weakref.WeakSet(), []
 
-    class Map:
-        """Lives as long as the array that holds it."""
-
-    def open_memmap(path, **options):
-        array = original(path, **options)
-        array._mmap = (array._mmap, mark := Map())  # the base of every view of it
-        maps.add(mark)
-        most.append(len(maps))
-        return array
+    def open_shard(*about, **options):
+        files.add(file := original(*about, **options))
+        most.append(len(files))
+        return file
 
     x, _ = on_disk(tmp_path / "f")
     features = FeatureSet.open(tmp_path / "f")
-    monkeypatch.setattr(np.lib.format, "open_memmap", open_memmap)
+    monkeypatch.setattr(_storage, "ShardFile", open_shard)
+    gc.collect()  # files of other sets
+    before = os.listdir("/dev/fd")
     for _ in range(2):
         np.testing.assert_array_equal(features.rows(slice(None)), x)
     gc.collect()
-    assert len(most) == 16  # 8 shards in turn: none of them is still mapped the second time
+    assert len(most) == 16  # 8 shards in turn: none of them is still open the second time
     assert max(most) == 4  # three, and the one that replaces the oldest
-    assert len(maps) == 3
+    assert len(files) == len(os.listdir("/dev/fd")) - len(before) == 3
 
 
-# --- verify(when_read=True) -------------------------------------------------------------------------------
+# --- verification -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_an_altered_shard_is_noticed_at_the_first_read_and_only_then(mapped, tmp_path):
+@pytest.mark.parametrize("known", [False, True])
+def test_an_altered_shard_is_noticed_at_the_next_read_of_it_and_only_there(known, tmp_path):
     x, features = on_disk(tmp_path / "f")
-    if mapped:
+    if known:
         features.rows(slice(None))
     flip(tmp_path / "f" / "img_emb" / "img_emb_00003.npy")
-    features.verify(when_read=True)
     others = np.delete(np.arange(50), slice(21, 28))
     np.testing.assert_array_equal(features.rows(others), x[others])
     np.testing.assert_array_equal(features.labels, np.arange(50) % 5)
     for rows in (features, features.subset([25])):
         with refused(r"img_emb_00003\.npy is altered, its sha256 differs: "):
             rows.rows(slice(None))
-    with refused(r"img_emb_00003\.npy is altered, its sha256 differs: "):
-        features.verify()
+    with digests.unverified():
+        assert (features.rows(slice(None)).numpy() != x).sum() == 1
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_altered_metadata_is_noticed_when_labels_or_paths_are_read(known, tmp_path):
+def test_altered_metadata_is_noticed_when_labels_or_paths_are_read(tmp_path):
     with FeatureWriter(tmp_path / "f", shape=2, shard_rows=4) as writer:
         writer.add(np.ones((10, 2)), np.arange(10), paths=[str(i) for i in range(10)])
     features = FeatureSet.open(tmp_path / "f")
-    if known:
-        assert len(features.subset([0, 9]).labels) == 2
     flip(tmp_path / "f" / "metadata" / "metadata_00002.parquet")
-    features.verify(when_read=True)
     assert features.rows(slice(None)).sum() == 20
     assert features.paths([0, 7]) == ["0", "7"]
     assert features.subset([0, 7]).labels.tolist() == [0, 7]
@@ -207,28 +200,53 @@ def test_altered_metadata_is_noticed_when_labels_or_paths_are_read(known, tmp_pa
         features.paths([9])
 
 
-def test_a_shard_is_verified_once_when_read(tmp_path, monkeypatch):
+def test_a_shard_is_verified_when_it_is_opened_and_when_its_date_changes(tmp_path, monkeypatch):
     _, features = on_disk(tmp_path / "f")
-    original, hashed = _storage._shards.digest_of, []
+    original, hashed = digests.of_file, []
 
-    def digest_of(path):
+    def of_file(path):
         hashed.append(path.name)
         return original(path)
 
-    monkeypatch.setattr(_storage._shards, "digest_of", digest_of)
-    features.verify(when_read=True)
-    assert hashed == []
+    monkeypatch.setattr(digests, "of_file", of_file)
     for _ in range(2):
         features.rows([0, 8])
     assert hashed == features_of(0, 1)
+    os.utime(tmp_path / "f" / "img_emb" / "img_emb_00001.npy", (1, 1))
+    for each in (features, features, FeatureSet.open(tmp_path / "f")):
+        each.rows([8])
+    assert hashed == features_of(0, 1, 1)  # long settled, so not for the second set
     features.verify()
-    assert len(hashed) == 2 + 16  # all of them, whatever was checked before
+    assert len(hashed) == 3 + 15
+
+
+@pytest.mark.parametrize("rows", [7, 50])
+def test_a_shard_that_is_truncated_between_two_reads_is_one_line(rows, tmp_path):
+    """Rows of a mapped file would end the process with SIGBUS."""
+    x, features = on_disk(tmp_path / "f", shard_rows=rows)
+    path = tmp_path / "f" / "img_emb" / "img_emb_00000.npy"
+    np.testing.assert_array_equal(features.rows([0, 5]), x[[0, 5]])
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    with refused(rf"{size} bytes; .*img_emb_00000\.npy is truncated, {size - 1}: copy or write it again"):
+        features.rows([0, 5])
+
+
+def test_a_shard_that_is_truncated_during_a_read_is_one_line(tmp_path, monkeypatch):
+    _, features = on_disk(tmp_path / "f", shard_rows=50)
+    features.rows([0])
+    path = tmp_path / "f" / "img_emb" / "img_emb_00000.npy"
+    state = _storage.State.of(path)
+    monkeypatch.setattr(_storage.State, "of", lambda file: state)  # of the file before
+    os.truncate(path, 400)
+    for rows in ([3, 49, 7], slice(10, 40)):
+        with refused(r"img_emb_00000\.npy is truncated: copy or write it again"):
+            features.rows(rows)
 
 
 def test_a_set_in_memory_has_nothing_to_verify():
     features = FeatureSet.from_arrays(np.ones((3, 2)))
     features.verify()
-    features.verify(when_read=True)
     assert features.rows([0]).tolist() == [[1, 1]]
 
 
@@ -262,6 +280,31 @@ def test_paths_that_are_not_known(tmp_path):
     assert features.save(tmp_path / "f").paths([0]) is None
 
 
+def test_a_copy_keeps_paths_digests_labels_and_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(featureset, "TEXTS", 7)  # so that the rows are copied in several parts
+    paths, digests = [f"{i}.png" for i in range(20)], [f"{i:032x}" for i in range(20)]
+    labels, x = np.arange(20) % 3, np.arange(40.0).reshape(20, 2)
+    with FeatureWriter(tmp_path / "f", shape=2, shard_rows=6) as writer:
+        writer.add(x, labels, labels % 2, paths=paths, digests=digests)
+    features = FeatureSet.open(tmp_path / "f")
+    assert features.digests([3, -1]) == [digests[3], digests[19]]
+    order = np.random.default_rng(0).permutation(20)[:17]
+    for chosen, rows in ((features, np.arange(20)), (features.subset(order), order)):
+        copy = chosen.save(tmp_path / f"copy{len(rows)}", shard_rows=5)
+        assert copy.paths(slice(None)) == [paths[i] for i in rows]
+        assert copy.digests(slice(None)) == [digests[i] for i in rows]
+        np.testing.assert_array_equal(copy.labels, labels[rows])
+        np.testing.assert_array_equal(copy.groups, labels[rows] % 2)
+        np.testing.assert_array_equal(copy.rows(slice(None)), x[rows])
+    with FeatureWriter(tmp_path / "g", shape=2) as writer:
+        writer.add(x, paths=paths)
+        with refused("got features, paths, digests after features, paths: "):
+            writer.add(x, paths=paths, digests=digests)
+        with refused("every row has one of the digests; got 19 for 20 rows: "):
+            writer.add(x, paths=paths, digests=digests[1:])
+    assert FeatureSet.open(tmp_path / "g").save(tmp_path / "h").digests([0]) is None
+
+
 def test_paths_of_metadata_that_was_exchanged(tmp_path):
     for name, count in (("f", 5), ("g", 3)):
         with FeatureWriter(tmp_path / name, shape=2) as writer:
@@ -269,7 +312,12 @@ def test_paths_of_metadata_that_was_exchanged(tmp_path):
     features = FeatureSet.open(tmp_path / "f")
     metadata = "metadata/metadata_00000.parquet"
     shutil.copy(tmp_path / "g" / metadata, tmp_path / "f" / metadata)
-    with refused(r"metadata_00000\.parquet must have 5 rows, as its features; it has 3: copy it again"):
+    with refused(r"metadata_00000\.parquet is altered"):
+        features.paths([0])
+    with (
+        digests.unverified(),
+        refused(r"metadata_00000\.parquet must have 5 rows, as its features; it has 3: copy it again"),
+    ):
         features.paths([0])
 
 

@@ -76,7 +76,7 @@ def test_other_readers_open_the_shards(tmp_path):
 def test_index_says_what_is_there(tmp_path):
     on_disk(tmp_path / "f")
     index = json.loads((tmp_path / "f" / "index.json").read_text())
-    assert index["format"] == "dissensus-features-3"
+    assert index["format"] == "dissensus-features-4"
     assert index["written_by"].startswith("dissensus ")
     assert (index["count"], index["shape"], index["dtype"]) == (50, [6], "float32")
     assert index["columns"] == ["label", "group"]
@@ -121,7 +121,7 @@ def test_wide_rows_get_smaller_shards(tmp_path, monkeypatch):
         ((np.ones((2, 6)),), r"same columns; got features, paths after labels, features, paths: "),
         ((np.full((2, 6), -70000.0), [0, 1]), r"up to 65504; row 4 reaches 70000: use dtype='float32'"),
         ((np.ones((2, 6)), [0, 1], [0, 1]), r"got labels, groups, features, paths after labels, features, paths"),
-        ((np.ones((2, 6)), [0, 1], None, ["a"]), r"every row has one path; got 1 for 2 rows: "),
+        ((np.ones((2, 6)), [0, 1], None, ["a"]), r"every row has one of the paths; got 1 for 2 rows: "),
         ((np.ones((2, 6)), [0, 1], None, ["a", "caf\udce9"]), r"paths must be UTF-8; 'caf\\udce9' is not: rename"),
     ],
 )

@@ -70,7 +70,7 @@ def test_paths_without_images(tmp_path):
     write(tmp_path, {"f/index.json": b"{}", "f/img_emb/img_emb_00000.npy": b"", "packed/a.tgz": b""})
     for name, match in {
         "nothing": "does not exist: check the path",
-        "x": r"\.jpg \.jpeg .*\.jp2; .*x holds none",
+        "x": r"\.jpg \.jpeg .*\.heif; .*x holds none",
         "one.jpg": "a single image: give its folder",
         "a.zip": r"a folder, a list .*\.csv.*got .*a.zip",
         "a.npz": "holds arrays: pass features",

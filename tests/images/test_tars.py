@@ -105,7 +105,7 @@ def test_tars_are_closed_after_each_read(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_flat_tar_is_unlabelled_and_what_is_no_file_is_skipped(tmp_path):
+def test_flat_tar_is_unlabelled_and_links_are_listed_as_bad(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
         for name, kind in (("in", tarfile.DIRTYPE), ("in/l.png", tarfile.SYMTYPE), ("in/h.png", tarfile.LNKTYPE)):
@@ -117,9 +117,9 @@ def test_flat_tar_is_unlabelled_and_what_is_no_file_is_skipped(tmp_path):
             member.size = len(plain())
             tar.addfile(member, io.BytesIO(plain()))
     images = ImageSet.find(path)
-    assert images.names == ("in/1.png", "in/" + 150 * "é" + ".PNG")
+    assert images.names == ("in/l.png", "in/h.png", "in/1.png", "in/" + 150 * "é" + ".PNG")
     assert images.labels is None
-    assert images.image(1).getpixel((0, 0)) == RED
+    assert images.image(2).getpixel((0, 0)) == RED
 
 
 @pytest.mark.parametrize(

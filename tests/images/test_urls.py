@@ -170,7 +170,7 @@ def test_what_is_wrong_with_a_folder(tmp_path, url):
         "nothing.txt": "there is nothing at this address",
         "nothing.tar": "there is nothing at this address",
         "nothing.csv": "there is nothing at this address",
-        "x": r"\.jpg \.jpeg .*\.jp2; .*x holds none",
+        "x": r"\.jpg \.jpeg .*\.heif; .*x holds none",
         "d": "there is nothing at .*d: check the URL",
         "one.jpg": "a single image: give its folder",
         "a.zip": "a file of another kind",

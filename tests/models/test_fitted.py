@@ -16,6 +16,7 @@ from dissensus.functional.fitted import FittedScore, Rows
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import fit_scores
 from tests.conftest import blobs, linear
+from tests.damage import sealed
 
 
 @pytest.fixture
@@ -120,11 +121,11 @@ def test_damage_is_one_line(ensemble, tmp_path):
     assert "the score mahalanobis in" in refused()
     file.write_bytes(whole)
     for names, words in (
-        ({"mahalanobiss": "a"}, "unknown score 'mahalanobiss': did you mean 'mahalanobis'?"),
-        ({"pds": "a"}, "has 'pds' as a fitted score, which is one of logits"),
-        ({"vim": "a"}, "the score vim in"),
+        ({"mahalanobiss": "a" * 64}, "unknown score 'mahalanobiss': did you mean 'mahalanobis'?"),
+        ({"pds": "a" * 64}, "has 'pds' as a fitted score, which is one of logits"),
+        ({"vim": "a" * 64}, "the score vim in"),
     ):
-        document.write_text(json.dumps({**info, "scores": names}))
+        document.write_text(sealed({**info, "scores": names}))
         with pytest.raises(RunError, match=r"train the ensemble again$") as caught:
             _ = Ensemble.load(tmp_path).fitted["vim"]
         assert words in str(caught.value)

@@ -14,6 +14,7 @@ from dissensus._core.errors import DissensusError, RunError, UnknownNameError
 from dissensus.models import stacked, tails
 from dissensus.models.ensemble import Ensemble
 from dissensus.models.norms import NORMS
+from tests.damage import sealed
 
 
 def naive_l2(row: np.ndarray) -> np.ndarray:
@@ -164,7 +165,7 @@ def test_an_unknown_norm_in_a_file_is_refused(tmp_path):
     path = tmp_path / "ensemble.json"
     info = json.loads(path.read_text())
     assert info["tail"] == {"name": "linear", "features": 6, "classes": 3, "norm": "l2"}
-    path.write_text(json.dumps({**info, "tail": {**info["tail"], "norm": "l1"}}))
+    path.write_text(sealed({**info, "tail": {**info["tail"], "norm": "l1"}}))
     with pytest.raises(RunError, match=r"ensemble.json is damaged, tail: unknown norm 'l1': did you mean 'l2'"):
         Ensemble.load(tmp_path)
 
@@ -174,7 +175,7 @@ def test_a_file_from_before_norms_is_refused_and_not_read_as_normalised(tmp_path
     path = tmp_path / "ensemble.json"
     info = json.loads(path.read_text())
     del info["tail"]["norm"]
-    path.write_text(json.dumps(info))
+    path.write_text(sealed(info))
     with pytest.raises(RunError, match=r"ensemble.json is damaged .*norm is missing"):
         Ensemble.load(tmp_path)
 

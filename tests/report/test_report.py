@@ -35,6 +35,7 @@ from dissensus.report import charts, numbers, reproduce, svg
 from dissensus.training.run import Run
 from tests.browser import CHROMIUM, Browser, browser
 from tests.conftest import blobs, linear
+from tests.damage import sealed
 
 CLASSES = ["<script>alert(1)</script>", "b & c", '"quoted"']
 EVIL = "<img src=x onerror=alert(2)>"
@@ -541,7 +542,7 @@ def test_runs_of_a_folder_that_are_not_evaluated_are_left_out_and_named(runs, co
 
 def test_runs_of_different_suites_are_refused(runs, copied, tmp_path):
     path = copied / "evaluation" / "evaluation.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"suite": "others"}))
+    path.write_text(sealed(json.loads(path.read_text()) | {"suite": "others"}))
     refuse(runs, copied, match="a page is about one suite.* is of blobs.* is of others", out=str(tmp_path / "p.html"))
     outcome("third").save(tmp_path / "third.json")
     refuse(runs, tmp_path, match="a page is about one suite", out=str(tmp_path / "p.html"))
@@ -549,7 +550,7 @@ def test_runs_of_different_suites_are_refused(runs, copied, tmp_path):
 
 def test_runs_of_different_classes_are_refused(runs, copied, tmp_path):
     path = copied / "evaluation" / "evaluation.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["x", "y", "z"]}))
+    path.write_text(sealed(json.loads(path.read_text()) | {"classes": ["x", "y", "z"]}))
     refuse(runs, copied, match="the same classes", out=str(tmp_path / "p.html"))
 
 
@@ -564,7 +565,7 @@ def document(folder: Path) -> Path:
         lambda folder: (folder / "set-00.safetensors").unlink(),
         lambda folder: shutil.copy(folder / "set-03.safetensors", folder / "set-00.safetensors"),
         lambda folder: (folder / "results.csv").write_text("a,b\n1,2\n"),
-        lambda folder: document(folder).write_text('{"format": "dissensus-evaluation-1", "suite": "blobs"}'),
+        lambda folder: document(folder).write_text('{"format": "dissensus-evaluation-2", "suite": "blobs"}'),
         lambda folder: document(folder).write_text("{"),
         lambda folder: document(folder).write_text("[" * 100_000),
         lambda folder: document(folder).write_text(document(folder).read_text().replace("votes", "v")),
@@ -575,12 +576,12 @@ def document(folder: Path) -> Path:
 )
 def test_a_damaged_run_is_refused(copied, tmp_path, damage):
     damage(copied / "evaluation")
-    refuse(copied, match="damaged|not a table of results|not been evaluated", out=str(tmp_path / "page.html"))
+    refuse(copied, match="damaged|altered|not a table of results|not been evaluated", out=str(tmp_path / "page.html"))
     assert not (tmp_path / "page.html").exists()
 
 
 def test_a_damaged_study_is_refused(tmp_path):
-    (tmp_path / "x.json").write_text('{"format": "dissensus-study-1", "study": "x"}')
+    (tmp_path / "x.json").write_text('{"format": "dissensus-study-2", "study": "x"}')
     refuse(tmp_path, match="x.json is damaged", out=str(tmp_path / "page.html"))
 
 
@@ -592,9 +593,10 @@ def test_outputs_that_cannot_be_are_refused(runs, tmp_path):
     refuse(runs, match="cannot make the folder", out=str(tmp_path / "file" / "page.html"))
 
 
-def test_a_score_that_was_not_kept_is_refused(copied, tmp_path):
+def test_a_score_that_was_not_kept_is_refused(copied, tmp_path, monkeypatch):
     from safetensors.torch import load_file, save_file
 
+    monkeypatch.setenv("DISSENSUS_VERIFY", "0")
     for path in (copied / "evaluation").glob("*.safetensors"):
         save_file({k: v for k, v in load_file(path).items() if k != "score.bma"}, path)
     refuse(copied, match="score bma was not kept", out=str(tmp_path / "page.html"), score="bma")

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ BAD = {
     "paper.png": (b"%PDF-1.7 nothing to see", "not an image"),
     "empty.png": (b"", "empty file"),
     "half.jpg": (photo()[:4000], "truncated"),
-    "huge.png": (huge(), "20000 x 20000 pixels, more than the limit of 89 million"),
+    "huge.png": (huge(), "20000 x 20000 pixels, more than the limit of 40 million"),
 }
 
 
@@ -96,8 +97,10 @@ def _strangest(detector: Detector) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def service(place) -> Service:
-    return Service(Detector.load(place / "run"), "run")
+def service(place) -> Iterator[Service]:
+    made = Service(Detector.load(place / "run"), "run")
+    yield made
+    made.close()
 
 
 class Server:
@@ -110,10 +113,17 @@ class Server:
         self.url = self.process.stdout.readline().strip()
         assert self.url, self.process.stderr.read()
 
-    def stop(self) -> str:
-        self.process.send_signal(signal.SIGINT)
+    def waiting(self) -> float:
+        """How many images wait for a pass."""
+        import httpx
+
+        text = httpx.get(f"{self.url}/metrics", timeout=20).text
+        return float(text.partition("\ndissensus_queue_images ")[2].split()[0])
+
+    def stop(self, number: int = signal.SIGINT, code: int = 130) -> str:
+        self.process.send_signal(number)
         text = self.process.communicate(timeout=20)[1]
-        assert self.process.returncode == 130
+        assert self.process.returncode == code
         return text
 
 

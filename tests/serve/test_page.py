@@ -61,7 +61,7 @@ def test_page_predicts_uploads(server, tab, place, service):
     assert "do not rely on the class" in answer(tab, "Out of distribution")
     load(tab, server.url)
     tab.upload("#one input[type=file]", place / "huge.png")
-    assert "more than the limit of 89 million" in answer(tab, "This file cannot be used")
+    assert "more than the limit of 40 million" in answer(tab, "This file cannot be used")
     load(tab, server.url)
     tab.eval("document.querySelector('#examples button.thumbnail-item').click()")
     tab.wait("/distribution|unusual/.test(document.querySelector('#answer h2')?.innerText)")

@@ -30,13 +30,13 @@ def test_service_says_what_the_detector_says(service, place):
         assert found.verdict == verdict.verdict
         assert found.score == pytest.approx(verdict.score, rel=1e-6, abs=1e-5)  # float32, of batches of 1 and 2
         assert (found.score > limit) == found.out
-        assert service.top_classes(inspection)[0] == (found.class_name, pytest.approx(found.confidence))
+        assert inspection.top[0] == (found.class_name, pytest.approx(found.confidence))
     assert [v.verdict for v in expected] == ["nothing unusual", "out"]
 
 
 def test_another_rate_needs_no_other_look(service, place, monkeypatch):
     inspection = service.inspect("digit.png", (place / "digit.png").read_bytes())
-    monkeypatch.setattr(service.detector.members, "encoder", None)
+    monkeypatch.setattr(service, "_encoder", None)
     p_value = service.verdict(inspection)[0].p_value
     assert service.verdict(inspection, min(0.99, p_value))[0].out
     assert not service.verdict(inspection, p_value * 0.99)[0].out
@@ -46,9 +46,9 @@ def test_another_rate_needs_no_other_look(service, place, monkeypatch):
 def test_rates_are_those_that_the_calibration_supports(service):
     low, high = service.rates  # 200 samples, half of them to rank the scores: 1/101 is the least
     assert (low, high) == (1, 20)
-    service.detector_at(low / 100)
+    service.rule(low / 100)
     with pytest.raises(DataError, match="needs 111 calibration samples"):
-        service.detector_at((low - 0.1) / 100)
+        service.rule((low - 0.1) / 100)
 
 
 @pytest.mark.parametrize("name", BAD)

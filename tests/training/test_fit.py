@@ -248,7 +248,7 @@ def test_two_stage_names_the_confidence_that_would_do(train):
 
 
 def test_run_folder_tells_what_was_done(train, tmp_path):
-    fit(linear(), train, "sed-a2d", **QUICK, out=tmp_path / "run", log_every=2, tensorboard=True)
+    fit(linear(), train, "sed-a2d", **QUICK, out=tmp_path / "run", log_every=2)
     run = Run.open(tmp_path / "run")
     assert run.settings["method"] == "sed-a2d"
     assert run.settings["diversity"] == DIVERSITY
@@ -271,7 +271,6 @@ def test_run_folder_tells_what_was_done(train, tmp_path):
         "seconds",
     }
     assert set(lines[0]) == expected
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
     loaded = Ensemble.load(run.ensemble_folder)
     assert accuracy(loaded, train) > 0.85
@@ -321,7 +320,7 @@ def test_another_run_or_foreign_files_in_the_folder_are_refused(train, tmp_path)
         ("sed-a2d", {"main": "some"}, "main must be one of active, all"),
         ("sed-a2d", {"clip": 0.0}, "clip must be above 0"),
         ("a2d", {}, "none was given: pass one as disagreement, or use sed-a2d"),
-        ("sed-a2d", {"tensorboard": True}, "give out= as well"),
+        ("sed-a2d", {"logger": "wandb"}, "give out= as well"),
         ("sed-a2d", {"log_every": 0}, "log_every must be at least 1"),
         ("two-stage", {"confidence": 0.3}, r"confidence must be above 1/3.*got 0\.3"),
     ],

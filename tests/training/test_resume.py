@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from dissensus._core import tensors
 from dissensus._core.errors import RunError
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit
@@ -170,20 +175,60 @@ def test_ctrl_c_saves_where_it_is_and_the_same_call_goes_on(number, tmp_path, mo
     assert signal.getsignal(number) is before
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path, monkeypatch):
+NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+
+
+def damage(path: Path) -> None:
+    """Change one bit of a weight."""
+    data = path.read_bytes()
+    path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+
+
+@pytest.mark.parametrize("how", [damage, lambda path: path.write_bytes(b"rubbish"), Path.unlink])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, tmp_path, monkeypatch):
+    options = {"epochs": 4, "batch_size": 32, "lr": 0.02, "progress": False}
+    whole, run = fit(linear(), blobs(), **options), tmp_path / "run"
+    for steps in (6, 3, 1):
+        with monkeypatch.context() as patch, contextlib.suppress(Stop):
+            break_off_after(patch, steps)
+            fit(linear(), blobs(), **options, out=run, checkpoint_seconds=0)
+        assert {path.name for path in run.glob("*.safetensors")} == {NEWEST, PREVIOUS}
+        how(run / NEWEST)
+    # steps 1 to 6, 6 to 8, 8: the last two checkpoints are those after 7 and 8 steps, the damaged ones are gone
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed = fit(linear(), blobs(), **options, out=run)
+    lines = [str(each.message) for each in caught if NEWEST in str(each.message)]
+    expected = f"{run / NEWEST} is damaged; training goes on from {PREVIOUS}, after 7 steps"
+    assert lines == [expected] * (how is not Path.unlink)
+    for name, value in whole.stacked().items():
+        assert torch.equal(value, resumed.stacked()[name])
+    assert not list(run.glob("*.safetensors"))
+
+
+def test_two_damaged_checkpoints_are_one_line(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         break_off_after(patch, 4)
         with pytest.raises(Stop):
             fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
-    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(RunError, match=r"checkpoint.safetensors cannot be read .*remove it to start again"):
+    for name in (NEWEST, PREVIOUS):
+        damage(tmp_path / "run" / name)
+    with pytest.raises(RunError, match=rf"{NEWEST} is altered.*: remove {NEWEST} and {PREVIOUS} to start again\Z"):
+        fit(linear(), blobs(), out=tmp_path / "run", progress=False)
+
+
+def test_the_checkpoint_of_another_program_is_one_line(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        break_off_after(patch, 1)
+        with pytest.raises(Stop):
+            fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
+    tensors.write(tmp_path / "run" / NEWEST, {"weight": torch.zeros(3)})
+    with pytest.raises(RunError, match=rf"{NEWEST} must be a checkpoint of this run; it has other tensors: remove"):
         fit(linear(), blobs(), out=tmp_path / "run", progress=False)
 
 
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeypatch):
-    from dissensus.training import run as run_module
-
-    original, calls = run_module.save_file, []
+    original, calls = tensors.save_file, []
 
     def filling(*args):
         calls.append(None)
@@ -191,14 +236,54 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeyp
             raise OSError(28, "No space left on device")
         original(*args)
 
-    monkeypatch.setattr(run_module, "save_file", filling)
+    monkeypatch.setattr(tensors, "save_file", filling)
     with pytest.raises(RunError, match=r"cannot write .*checkpoint.safetensors: No space left on device; free some"):
         fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == ["checkpoint.safetensors", "metrics.jsonl", "run.json"]
-    monkeypatch.setattr(run_module, "save_file", original)
+    assert names == [NEWEST, "metrics.jsonl", PREVIOUS, "run.json"]
+    monkeypatch.setattr(tensors, "save_file", original)
     fit(linear(), blobs(), out=tmp_path / "run", progress=False)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_run_folder_that_is_removed_during_training_is_one_line(tmp_path, monkeypatch):
+    from dissensus.training import step
+
+    original, seen = step.Stepper.__call__, []
+
+    def removing(self, *args):
+        seen.append(None)
+        if len(seen) == 3:
+            shutil.rmtree(tmp_path / "run")
+        return original(self, *args)
+
+    monkeypatch.setattr(step.Stepper, "__call__", removing)
+    with pytest.raises(RunError, match=r"cannot write .*run/\w+\.\w+: there is no folder .*run, or no longer; start"):
+        fit(linear(), blobs(), out=tmp_path / "run", checkpoint_seconds=0, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fit_in_a_thread_trains_alike_and_another_on_its_folder_is_refused(tmp_path, monkeypatch):
+    from dissensus.training import step
+
+    def train(**options):
+        return fit(linear(), blobs(), epochs=2, progress=False, **options)
+
+    original, others, whole = step.Stepper.__call__, [], train()
+
+    def meanwhile(self, *args):
+        if not others:
+            others.append(pool.submit(train, out=tmp_path / "run"))
+            with pytest.raises(RunError, match=r"run is being written by another command: wait for it"):
+                others[0].result()
+        return original(self, *args)
+
+    monkeypatch.setattr(step.Stepper, "__call__", meanwhile)
+    with ThreadPoolExecutor(2) as pool:
+        threaded = pool.submit(train, out=tmp_path / "run").result()
+    assert others
+    for name, value in whole.stacked().items():
+        assert torch.equal(value, threaded.stacked()[name])
 
 
 @pytest.mark.parametrize("method", ["deep-ensemble", "a2d", "sed-a2d", "two-stage"])

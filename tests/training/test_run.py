@@ -70,7 +70,7 @@ def test_every_damage_is_one_line_that_names_the_field(folder, tmp_path):
         ("settings", "wings", 2, "settings: wings is not a setting"),
         ("data", "classes", "cat", "data.classes: "),
         (None, "status", "done", "status: input should be 'running' or 'finished', got 'done'"),
-        (None, "format", "dissensus-run-1", "format: input should be 'dissensus-run-2', got 'dissensus-run-1'"),
+        (None, "format", "dissensus-run-2", "format: input should be 'dissensus-run-3', got 'dissensus-run-2'"),
     ],
 )
 def test_a_wrong_value_is_named(part, field, value, message, folder, tmp_path):

@@ -33,7 +33,7 @@ class Generated:
     def __len__(self) -> int:
         return self.count
 
-    def verify(self, progress=False, *, when_read=False) -> None:
+    def verify(self, progress=False) -> None:
         """Generated rows do not change."""
 
     @property

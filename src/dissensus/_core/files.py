@@ -5,53 +5,66 @@ Paths may be places at a URL: a file is then written to a temporary folder and u
 
 from __future__ import annotations
 
-import glob
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from dissensus._core.errors import RunError
-from dissensus._core.locks import locked
-from dissensus._core.places import is_remote, place, storage_errors, upload
+from dissensus._core.places import filesystem, is_remote, place, storage_errors, upload
 
 TEMPORARY = ".tmp"
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}" + re.escape(TEMPORARY), re.DOTALL)
 REMEDY = "choose another --out, or remove it yourself"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path` atomically when the block succeeds.
 
     The temporary file is created exclusively under a unique name beside `path`, flushed to disk, and moved. The
-    directory is flushed too, so that the new name survives a power failure. A temporary file left by a killed process
-    is removed by `remove_temporaries`.
+    directory is flushed too, so that the new name survives a power failure. If `path` is a symbolic link, the file it
+    names is replaced, and the link stays. A temporary file left by a killed process is removed by `outputs.writing`.
 
     Args:
         path: The file to create or replace. Its folder must exist, except at a URL.
+        keep: The new path, in the same folder, of the file that is replaced; None: it is not kept.
 
     Raises:
-        RunError: If the file cannot be written.
+        RunError: If the file cannot be written, or something that is not a regular file has its name.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="dissensus-") as folder:
             yield Path(folder) / path.name
             with storage_errors(path, RunError):
+                if keep is not None and path.is_file():
+                    fs, inside = filesystem(path)
+                    fs.mv(inside, filesystem(keep)[1])
                 upload(Path(folder) / path.name, path)
         return
-    temporary = _unique(path)
+    path = resolved(path)
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "device or pipe"
+        raise RunError(f"the output must be a file; {path} is a {kind}: choose another --out")
+    temporary = unique(path)
     try:
-        mode = _create(temporary)
+        mode = create(temporary)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
         yield temporary
         temporary.chmod(mode)
         flush(temporary)
+        if keep is not None and path.is_file():
+            os.replace(path, keep)
         os.replace(temporary, path)
         flush_folder(path.parent)
     except (OSError, SafetensorError) as error:
@@ -60,60 +73,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def assembling(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary folder; it is moved to `path` when the block succeeds.
-
-    For folders, and for files whose writer or reader depends on the name. An existing file is replaced; an existing
-    folder must be empty.
-
-    Args:
-        path: The file or folder to create. Its parents are created.
-
-    Raises:
-        RunError: If it cannot be written, or another process is writing it.
-    """
-    if is_remote(path):
-        with tempfile.TemporaryDirectory(prefix="dissensus-") as local:
-            yield Path(local) / path.name
-            with storage_errors(path, RunError):
-                for file in sorted(Path(local).rglob("*")):
-                    if file.is_file():
-                        upload(file, path.parent / file.relative_to(local).as_posix())
-        return
-    make_folder(path.parent)
-    with locked(path.with_name(f".{path.name}.lock")):
-        for stale in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):  # of processes that were killed
-            shutil.rmtree(stale, ignore_errors=True)
-        yield from _assembled(path)
-
-
-def _assembled(path: Path) -> Iterator[Path]:
-    folder = _unique(path)
-    try:
-        folder.mkdir()
-        mode = _create(folder / "mode")
-        (folder / "mode").unlink()
-        yield folder / path.name
-        for file in folder.rglob("*"):
-            if file.is_file():
-                file.chmod(mode)
-                flush(file)
-        os.replace(folder / path.name, path)
-        flush_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise cannot_write(path, error) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _unique(path: Path) -> Path:
+def unique(path: Path) -> Path:
+    """Return a new name beside `path` for a file or folder that is to become it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
-def _create(path: Path) -> int:
+def create(path: Path) -> int:
     """Create a file exclusively; return the mode that the umask allows, which safetensors does not apply."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         return os.fstat(descriptor).st_mode
     finally:
@@ -122,6 +89,8 @@ def _create(path: Path) -> int:
 
 def cannot_write(path: Path, error: Exception) -> RunError:
     """Return the one-line error for a file or folder that cannot be written."""
+    if not path.parent.exists():
+        return RunError(f"cannot write {path}: there is no folder {path.parent}, or no longer; start again")
     reason = getattr(error, "strerror", None) or str(error)
     return RunError(f"cannot write {path}: {reason}; free some space or choose another folder")
 
@@ -144,17 +113,40 @@ def flush_folder(folder: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file name is one that `replacing` gives to unfinished files."""
-    return name.startswith(".") and name.endswith(TEMPORARY)
+    """Whether a file name is one of an unfinished file, or of a lock; neither is part of an output."""
+    return _UNFINISHED.fullmatch(name) is not None or (name.startswith(".") and name.endswith(".lock"))
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove unfinished files of killed processes. Call only while no other process writes to `folder`."""
-    if is_remote(folder):
+def remove_temporaries(folder: Path, of: str | None = None) -> None:
+    """Remove unfinished files and folders of killed processes. Call only while no other process writes to `folder`.
+
+    Args:
+        folder: Where they are.
+        of: The name of the output that they were to become; None: of any.
+    """
+    if is_remote(folder) or not folder.is_dir():
         return  # an upload is whole or nothing
-    for path in folder.iterdir():
-        if is_temporary(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            match = _UNFINISHED.fullmatch(entry.name)
+            if match is None or of not in (None, match[1]):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
+
+
+def resolved(path: Path) -> Path:
+    """Return the file or folder that is written where `path` is a symbolic link: what it names."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of the folders that are empty, in this order."""
+    for folder in folders:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def write_json(path: Path, value: Any) -> None:

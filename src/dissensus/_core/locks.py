@@ -14,7 +14,9 @@ from dissensus._core.places import is_remote
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: float = 1.0) -> Iterator[None]:
+def locked(
+    path: Path, *, wait: float = 1.0, what: Path | None = None, remedy: str = "wait for it, or choose another"
+) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is created if necessary and removed afterwards.
 
     Child processes do not inherit the lock. A URL is not locked, because object stores have no locks: that one command
@@ -23,6 +25,8 @@ def locked(path: Path, *, wait: float = 1.0) -> Iterator[None]:
     Args:
         path: The lock file. Its folder must exist.
         wait: Seconds to wait for another process to release it.
+        what: What the lock protects, for the message; None: the folder of the lock file.
+        remedy: What the user can do if another process holds it.
 
     Raises:
         RunError: If another process holds the lock.
@@ -34,7 +38,7 @@ def locked(path: Path, *, wait: float = 1.0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise RunError(f"{path.parent} is being written by another command: wait for it, or choose another") from error
+        raise RunError(f"{what or path.parent} is being written by another command: {remedy}") from error
     try:
         yield
     finally:

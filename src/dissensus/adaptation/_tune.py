@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from dissensus import __version__
 from dissensus._core.digests import digest
 from dissensus._core.places import place
+from dissensus._core.terminal import say
 from dissensus.adaptation import checks, splits, stand_ins, workspace
 from dissensus.adaptation.candidates import INCUMBENT, Candidate, candidates
 from dissensus.adaptation.search import NO_TIME, Clock, Search
@@ -44,7 +44,7 @@ class Options:
     def notify(self, message: str) -> None:
         """Print a line of progress."""
         if self.progress:
-            print(message, file=sys.stderr)
+            say(message)
 
 
 def tune(

@@ -36,7 +36,7 @@ class Adaptation(Document):
 
     remedy = "adapt the run again"
 
-    format: Literal["dissensus-adaptation-1"] = "dissensus-adaptation-1"
+    format: Literal["dissensus-adaptation-2"] = "dissensus-adaptation-2"
     ensemble: str  # fingerprint of the members that were adapted
     run: str | None  # the folder that they came from
     labelled: str  # fingerprint of the labelled samples

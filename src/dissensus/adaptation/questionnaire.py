@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dissensus._core.cells import FORMULA, to_cell
 from dissensus._core.errors import DataError
 from dissensus._core.places import place
 from dissensus.adaptation._ask import Questions
@@ -20,7 +21,6 @@ from dissensus.features import FeatureSet
 from dissensus.images import ImageSet
 
 IMAGE, ROW, LABEL, POOL = "image", "row", "label", "pool"
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a spreadsheet run a cell
 DIGITS = 12  # of a pool's fingerprint
 
 
@@ -57,7 +57,7 @@ def table(questions: Questions, pool: FeatureSet | ImageSet, folder: str | os.Pa
     writer.writerow([IMAGE if files else ROW, LABEL, "votes", "reason", *([] if files else [POOL])])
     for row, path, votes, reason in zip(rows, paths, questions.named_votes, questions.reasons, strict=True):
         sample = row if path is None or not files else _path(path, folder)
-        cells = [sample, "", _plain(";".join(votes)), _plain(reason)]
+        cells = [sample, "", to_cell(";".join(votes)), to_cell(reason)]
         writer.writerow([*cells, *([] if files else [_plain_digits(pool)])])
     return file.getvalue()
 
@@ -72,10 +72,6 @@ def _path(path: str, folder: str | os.PathLike[str]) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"a table names images in UTF-8; {name!r} is not: rename it") from error
     return os.path.join(os.curdir, name) if name.startswith(FORMULA) or name != name.strip() else name
-
-
-def _plain(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(FORMULA) else cell
 
 
 def _plain_digits(pool: FeatureSet | ImageSet) -> str:
@@ -150,7 +146,10 @@ def _cells(path: str) -> list[dict[str, str]]:
     except UnicodeDecodeError as error:
         raise DataError(f"a table is UTF-8 text; {path} is not: save it as CSV UTF-8") from error
     header, separator = _header(text)
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))[1:]
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))[1:]
+    except csv.Error as error:  # a cell of more than 128 KiB
+        raise DataError(f"a table is CSV; {path} is not ({error}): correct it") from error
     if long := next((number for number, row in enumerate(rows, 2) if any(row[len(header) :])), None):
         raise DataError(f"rows have as many cells as the header; row {long} of {path} has more: correct it")
     blank = [""] * len(header)

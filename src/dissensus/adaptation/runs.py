@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dissensus._core import documents
 from dissensus._core.errors import RunError
-from dissensus._core.files import assembling, check_folder, make_folder
+from dissensus._core.files import check_folder, make_folder
+from dissensus._core.outputs import assembling
 from dissensus._core.places import place
 from dissensus.adaptation.adapted import Adaptation, Adapted
 from dissensus.training.run import ADAPTATION, INFO, Run, versions

@@ -9,9 +9,10 @@ import numpy as np
 
 from dissensus import backbones
 from dissensus._core.errors import DataError
+from dissensus._core.terminal import printable
 from dissensus.adaptation.splits import Fold, Rows
 from dissensus.features import FeatureSet, extract
-from dissensus.features.extraction import bad_names, one_line
+from dissensus.features.extraction import bad_names
 from dissensus.features.store import Store
 from dissensus.images import ImageSet
 from dissensus.images.standins import STAND_INS
@@ -36,7 +37,7 @@ def check_images(features: FeatureSet, images: ImageSet) -> ImageSet:
         raise DataError("images must be those that the features were extracted from; these are others: check the path")
     if bad and len(images) != len(features) and features.folder is not None:
         unread = bad_names(features.folder)
-        images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in unread])
+        images = images.subset([i for i, name in enumerate(images.names) if printable(name) not in unread])
     if len(images) != len(features):
         raise DataError(
             f"images must match the features row by row; got {len(images):,} images for {len(features):,} rows: "

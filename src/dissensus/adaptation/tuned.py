@@ -58,7 +58,7 @@ class Line(Part):
 class Tuning(Document):
     """tuning.json."""
 
-    format: Literal["dissensus-tuning-1"] = "dissensus-tuning-1"
+    format: Literal["dissensus-tuning-2"] = "dissensus-tuning-2"
     plan: str  # digest of data, options and version
     choice: Chosen
     reason: str

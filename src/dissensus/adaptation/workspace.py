@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._core import documents
+from dissensus._core.cells import to_cells
 from dissensus._core.errors import RunError
-from dissensus._core.files import cannot_write, is_temporary, make_folder, replacing
-from dissensus._core.locks import locked
+from dissensus._core.files import cannot_write, is_temporary, make_folder, remove_temporaries, replacing
 from dissensus._core.places import place
 from dissensus.adaptation.tuned import DOCUMENT, TABLE, WORK, Tuning, frame_of
-from dissensus.training.run import INFO, TUNING, Run
+from dissensus.training.run import INFO, TUNING, Run, writing_run
 
 MARK = "made"  # in the work folder: the run is of `tune`
 
@@ -37,6 +37,16 @@ def claimed(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
     if folder.exists() and not folder.is_dir():
         raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
     work = folder / WORK / plan
+    with writing_run(folder):
+        _check(folder, work)
+        make_folder(work)
+        for unfinished in (work, work / "trials"):
+            remove_temporaries(unfinished)
+        yield work
+
+
+def _check(folder: Path, work: Path) -> None:
+    """Raise if a folder holds something else than this tuning."""
     known = (folder / INFO).exists() or not folder.is_dir()
     if not known and any(not is_temporary(path.name) and path.name not in TUNING for path in folder.iterdir()):
         raise RunError(f"{folder} holds files that are not of a run; choose another --out, or empty it yourself")
@@ -47,9 +57,6 @@ def claimed(out: str | os.PathLike[str] | None, plan: str) -> Iterator[Path]:
         )
     if (folder / INFO).exists() and not (folder / DOCUMENT).exists() and not (work / MARK).exists():
         raise RunError(f"{folder} holds a run that tune did not make; choose another --out, or remove it yourself")
-    make_folder(work)
-    with locked(work / ".lock"):
-        yield work
 
 
 def read_choice(out: str | os.PathLike[str] | None, plan: str) -> Tuning | None:
@@ -66,7 +73,7 @@ def read_choice(out: str | os.PathLike[str] | None, plan: str) -> Tuning | None:
 def write_choice(out: Path, document: Tuning) -> None:
     """Write tuning.csv, then tuning.json: a choice is complete or absent."""
     with replacing(out / TABLE) as temporary:
-        temporary.write_text(frame_of(document).to_csv(index=False, float_format="%.6g"), encoding="utf-8")
+        temporary.write_text(to_cells(frame_of(document)).to_csv(index=False, float_format="%.6g"), encoding="utf-8")
     documents.write(out / DOCUMENT, document)
 
 
@@ -84,7 +91,7 @@ def make_way(out: Path, work: Path, settings: Mapping[str, Any]) -> Path | None:
         make_folder(replaced)
         # run.json last: until then, the folder holds a run
         for path in sorted(out.iterdir(), key=lambda path: path.name == INFO):
-            if path.name not in TUNING:
+            if path.name not in TUNING and not is_temporary(path.name):
                 try:
                     path.rename(replaced / path.name)
                 except OSError as error:

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
-from dissensus._core.files import cache_folder, make_folder, replacing
+from dissensus._core.files import cache_folder, replacing
+from dissensus._core.outputs import writing
 from dissensus._core.registry import Registry
 from dissensus.backbones import Backbone, int8, onnx_runtime
 
 Engine = Callable[[Tensor], Tensor]
 AT_ONCE = 2**18  # pixels
+WAIT = 600.0  # seconds for another process that is about to write the same file
 PART = 4  # images that a thread runs at a time on CPUs
 GPU_PART = 64  # images that a compiled trunk runs on at a time on GPUs
 TOLERANCE = 1e-3  # of the largest feature
@@ -212,16 +214,25 @@ def _kept(
     """Open the file of an engine in the user's cache; write it if it is missing, damaged or of something else."""
     name = f"{backbone.name}-{backbone.fingerprint[:16]}-torch{torch.__version__}"
     path = cache_folder() / "onnx" / f"{name}{engine.removeprefix('onnx')}.onnx"
-    with contextlib.suppress(Exception):  # a missing or damaged file can raise anything; it is written again
-        run = _session(path)
-        if error(run) <= tolerance:
-            return run, path
-    make_folder(path.parent)
-    with replacing(path) as temporary:
-        write(temporary)
+    if (kept := _usable(path, error, tolerance)) is not None:
+        return kept, path
+    with writing(path, wait=WAIT):
+        if (kept := _usable(path, error, tolerance)) is not None:  # another process has written it
+            return kept, path
+        with replacing(path) as temporary:
+            write(temporary)
     run = _session(path)
     _check(engine, error(run), tolerance, backbone)
     return run, path
+
+
+def _usable(path: Path, error: Callable[[Engine], float], tolerance: float) -> Engine | None:
+    """Open a file of the cache; None if it is missing, damaged or of something else."""
+    with contextlib.suppress(Exception):  # such a file can raise anything; it is written again
+        run = _session(path)
+        if error(run) <= tolerance:
+            return run
+    return None
 
 
 def _check(engine: str, error: float, tolerance: float, backbone: Backbone) -> None:

@@ -13,17 +13,18 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from dissensus._core import digests
 from dissensus._core.errors import DissensusError, DissensusWarning
 from dissensus._core.places import is_url, storage_problem
 from dissensus.cli import parser
-from dissensus.cli.command import COMMANDS, fail, show_warnings_in_one_line
+from dissensus.cli.command import COMMANDS, HELD, fail, show_warnings_in_one_line
 
 __all__ = ["COMMANDS", "main"]
 
 # Importing them fills COMMANDS, in the order in which --help shows them.
 for _module in (
-    "demo", "run", "extract", "merge", "train", "tune", "join", "evaluate", "calibrate", "predict", "ask", "adapt",
-    "export", "serve", "study", "report", "suite", "lists",
+    "demo", "run", "extract", "merge", "train", "tune", "join", "evaluate", "calibrate", "predict", "watch", "ask",
+    "adapt", "export", "serve", "study", "report", "suite", "lists",
 ):  # fmt: skip
     importlib.import_module(f"dissensus.cli.{_module}")
 
@@ -41,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     name = ""
     try:
-        name, arguments = parser.parse(sys.argv[1:] if argv is None else argv)
-        with warnings.catch_warnings():
+        name, arguments, verify = parser.parse(sys.argv[1:] if argv is None else argv)
+        with warnings.catch_warnings(), digests.unverified(not verify), HELD:
             warnings.simplefilter("always", DissensusWarning)  # of several methods, each has its own
             show_warnings_in_one_line()
             COMMANDS[name].function(**arguments)

@@ -6,7 +6,8 @@ import shlex
 from typing import Literal
 
 from dissensus._core.places import place
-from dissensus.cli.command import command, say
+from dissensus._core.terminal import show
+from dissensus.cli.command import command, hold, say
 
 
 @command("adapt", "dissensus adapt runs/mine --labelled questions.csv --out runs/there")
@@ -40,6 +41,7 @@ def adapt(
         accelerator: auto, cpu, cuda, mps, ...: see Lightning Fabric.
         progress: show a progress bar if stderr is a terminal.
     """
+    from dissensus._core.outputs import writing
     from dissensus.adaptation import adapt as choose
     from dissensus.adaptation import runs
     from dissensus.cli import inputs
@@ -50,6 +52,7 @@ def adapt(
     opened = Run.open(run)
     opened.check_single("adapt takes one backbone")
     runs.check_out(opened, place(out))
+    hold(writing(out))
     before = runs.read(opened)
     trained = None if train is None else inputs.find_features(train)[0]
     device = inputs.launch(accelerator=accelerator).device
@@ -61,6 +64,6 @@ def adapt(
         detector.ensemble, samples, by, train=trained, classes=detector.classes, before=before, run=run
     )  # fmt: skip
     runs.save(adapted, opened, out)
-    print(adapted.table)
-    print(adapted.reason)
+    show(adapted.table)
+    show(adapted.reason)
     say(f"wrote {out}; calibrate it for verdicts: dissensus calibrate {shlex.quote(out)} --id SAMPLES")

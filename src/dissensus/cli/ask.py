@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
-from dissensus.cli.command import command, say
+from dissensus._core.terminal import printable, show
+from dissensus.cli.command import command, hold, say
 
 
 @command("ask", "dissensus ask runs/mine new-photos --count 16")
@@ -40,7 +41,8 @@ def ask(
     """
     from tabulate import tabulate
 
-    from dissensus._core.files import make_folder, replacing
+    from dissensus._core.files import replacing
+    from dissensus._core.outputs import writing
     from dissensus.adaptation import ask as choose
     from dissensus.adaptation import questionnaire
     from dissensus.adaptation import sheet as sheets
@@ -48,12 +50,13 @@ def ask(
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
     from dissensus.features import FeatureSet, check_backbone
-    from dissensus.features.extraction import one_line
     from dissensus.training.run import Run
 
     table = place(out)
     page = table.with_suffix(".html") if sheet is None else place(sheet)
     _check(table, page)
+    hold(writing(table))
+    hold(writing(page))
     Run.open(run).check_single("ask takes one backbone")
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
@@ -67,8 +70,6 @@ def ask(
         features, readable = detector.members.encode(samples, strict=False, progress=progress)
     questions = choose(detector.ensemble, features, count, classes=detector.classes, progress=progress)
     questions = questions.at(readable)
-    make_folder(table.parent)
-    make_folder(page.parent)
     text = questionnaire.table(questions, samples, table.parent)
     again = "" if "image" in text.partition("\n")[0] else f" --pool {shlex.quote(pool)}"
     then = f"dissensus adapt {shlex.quote(run)} --labelled {shlex.quote(out)}{again} --out ADAPTED"
@@ -77,9 +78,9 @@ def ask(
         temporary.write_text(text, encoding="utf-8", newline="")
     with replacing(page) as temporary:
         temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
-    names = [one_line(sheets.sample_name(samples, row)) for row in questions.rows.tolist()]
+    names = [printable(sheets.sample_name(samples, row)) for row in questions.rows.tolist()]
     rows = [(n, *cells) for n, cells in enumerate(zip(names, questions.reasons, strict=True), 1)]
-    print(tabulate(rows, headers=("", "sample", "reason"), tablefmt="plain", disable_numparse=True))
+    show(tabulate(rows, headers=("", "sample", "reason"), tablefmt="plain", disable_numparse=True))
     if left_out := len(samples) - len(readable):
         say(f"{left_out:,} of {len(samples):,} images could not be read and are left out")
     if count > len(questions):

@@ -6,7 +6,8 @@ import shlex
 import warnings
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.command import Share, command, say
+from dissensus._core.terminal import show
+from dissensus.cli.command import Share, command, hold, say
 
 
 @command("calibrate", "dissensus calibrate runs/mine --id features/held-out --false-alarms 0.05")
@@ -52,6 +53,7 @@ def calibrate(
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
     from dissensus.functional.expressions import score_names
+    from dissensus.training.run import Run, writing_run
 
     if score is not None:
         score_names(score)
@@ -60,6 +62,7 @@ def calibrate(
         raise DissensusError(f"calibrate needs either --id SAMPLES or --suite NAME; got {got}: give one")
     if id is not None and (root is not None or features is not None):
         raise DissensusError("--root and --features belong to --suite; got them with --id: leave them out")
+    hold(writing_run(Run.open(run).folder))
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)
     samples = id if id is not None else inputs.held_out(run, str(suite), root, features)
@@ -74,8 +77,8 @@ def calibrate(
     if by_class:
         counts = [f"(n = {len(values):,})" for values in detector.threshold.calibrated.values]
         rows = zip(detector.classes, (f"out above {limit:.4g}" for limit in limits), counts, strict=True)
-        print(tabulate(rows, tablefmt="plain", disable_numparse=True))
+        show(tabulate(rows, tablefmt="plain", disable_numparse=True))
     else:
-        print(f"{detector.threshold.name}: out above {float(limits[0]):.5g}")
+        show(f"{detector.threshold.name}: out above {float(limits[0]):.5g}")
     say(detector.threshold.promise)
     say(f"predict images with: dissensus predict {shlex.quote(run)} IMAGES...")

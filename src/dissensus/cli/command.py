@@ -18,13 +18,14 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from dissensus._core.errors import DissensusWarning
 from dissensus._core.options import Option, listed
+from dissensus._core.terminal import say as say
 
 Given = Mapping[str, Any]  # the options of a class that the user set, by name
 Share = NewType("Share", float)  # a flag that takes 5% or 0.05
@@ -42,11 +43,12 @@ class Flags(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: the function it runs, an example for its help, and its options classes by parameter."""
+    """A command: its function, an example for its help, its options classes by parameter, whether it reads results."""
 
     function: Function
     example: str
     groups: Mapping[str, Flags]
+    reads: bool = True
 
     def parameters(self) -> list[inspect.Parameter]:
         """The parameters that are one argument each."""
@@ -68,23 +70,38 @@ class Command(NamedTuple):
         return about.strip(), {name: " ".join(text.split()) for name, text in entries}
 
 
+HELD = ExitStack()
+"""What the running command holds; `main` releases it when the command ends."""
+
 COMMANDS: dict[str, Command] = {}
 """Every command by name, in the order of `dissensus --help`."""
 
 
-def command(name: str, example: str, **groups: Flags) -> Callable[[Function], Function]:
-    """Add a function to `COMMANDS`; `groups` are those of its parameters that stand for several flags."""
+def command(name: str, example: str, *, reads: bool = True, **groups: Flags) -> Callable[[Function], Function]:
+    """Add a function to `COMMANDS`.
+
+    Args:
+        name: The name of the command.
+        example: One for its help.
+        reads: Whether it reads features, runs or other results, so that it has the flag --no-verify.
+        groups: The options classes of parameters that stand for several flags.
+    """
 
     def add(function: Function) -> Function:
-        COMMANDS[name] = Command(function, example, groups)
+        COMMANDS[name] = Command(function, example, groups, reads)
         return function
 
     return add
 
 
+def hold(output: AbstractContextManager[None]) -> None:
+    """Hold an output, such as `writing(out)`, until the command ends."""
+    HELD.enter_context(output)
+
+
 def fail(message: str) -> NoReturn:
     """Print one line and exit with code 2."""
-    print(f"dissensus: error: {message}", file=sys.stderr)
+    say(f"dissensus: error: {message}")
     raise SystemExit(2)
 
 
@@ -99,11 +116,6 @@ def show_warnings_in_one_line() -> None:
             others(message, category, *place, **keywords)
 
     warnings.showwarning = show
-
-
-def say(message: str) -> None:
-    """Print one line to stderr, since stdout is for results."""
-    print(message, file=sys.stderr)
 
 
 def uncalibrated(run: str) -> str:

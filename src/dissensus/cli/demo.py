@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dissensus._core.places import place
-from dissensus.cli.command import command
+from dissensus._core.terminal import show
+from dissensus.cli.command import command, hold
 
 
 @command("demo", "dissensus demo --out runs/demo")
@@ -19,7 +20,9 @@ def demo(*, out: str = "runs/demo", seed: int = 0, member_epochs: int | None = N
         progress: show progress bars when stderr is a terminal.
     """
     from dissensus._core.files import check_output
+    from dissensus._core.outputs import writing
     from dissensus.experiments.demo import run_demo
 
     check_output(out)
-    print(run_demo(place(out), seed=seed, member_epochs=member_epochs, progress=progress))
+    hold(writing(out))
+    show(run_demo(place(out), seed=seed, member_epochs=member_epochs, progress=progress))

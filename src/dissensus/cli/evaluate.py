@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
-from dissensus.cli.command import command, say
+from dissensus._core.terminal import show
+from dissensus.cli.command import command, hold, say
 
 if TYPE_CHECKING:
     from dissensus.training.run import Run
@@ -62,6 +63,7 @@ def evaluate_runs(
     import pandas as pd
 
     from dissensus import suites
+    from dissensus._core.outputs import writing
     from dissensus.cli import inputs
     from dissensus.evaluation import results, saved
     from dissensus.evaluation._evaluate import COMBINED
@@ -69,7 +71,7 @@ def evaluate_runs(
     from dissensus.evaluation.suite import Role
     from dissensus.functional import aggregates, scores
     from dissensus.models.ensemble import Ensemble
-    from dissensus.training.run import Run
+    from dissensus.training.run import Run, writing_run
 
     if score not in (None, COMBINED):
         scores.SCORES.check(score)
@@ -78,6 +80,10 @@ def evaluate_runs(
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
     opened = [Run.open(run) for run in {place(run).resolve(): run for run in runs}.values()]
     inputs.suite_options(opened[0], suite, root, features)  # flags that go together
+    for run in opened if keep else ():
+        hold(writing_run(run.folder, remedy="wait for it, or add --no-keep"))
+    if out is not None:
+        hold(writing(out))
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
     load = cache(suites.load)  # runs may differ in backbone and seed
     evaluated_on = [
@@ -110,7 +116,7 @@ def evaluate_runs(
         results.write(frame, place(out))
         say(f"wrote {len(frame)} values to {out}")
     settings = {str(run.folder): run.settings for run in opened}
-    print(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")
+    show(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")
 
 
 def _check_pretrained(run: Run, aggregate: str) -> None:

@@ -6,24 +6,26 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say, uncalibrated
 
 
 @command("export", "dissensus export runs/mine --to onnx --out detector.onnx")
 def export(run: str, *, to: str, out: str, input: Literal["images", "features"] | None = None) -> None:
-    """Write a run as one ONNX file, as a timm checkpoint, or as a folder for the Hugging Face hub.
+    """Write a run as an ONNX file, a model for Triton, a timm checkpoint, or a folder for the Hugging Face hub.
 
-    onnx: pixels or features in; label, logits, members' probabilities, score, p-value and verdict out, in batches of
-    any size. timm: the soup, one model with the mean of the members' weights; it classifies, but detects nothing.
-    hub: everything that Detector.from_pretrained needs, trunk included, with a model card.
+    onnx: pixels or features in, and another false-alarm rate, if wanted; label, logits, members' probabilities, score,
+    p-value and verdict out, in batches of any size. triton: the same as a folder for a model repository of Triton, with
+    config.pbtxt and dynamic batching. timm: the soup, one model with the mean of the members' weights; it classifies,
+    but detects nothing. hub: everything that Detector.from_pretrained needs, trunk included, with a model card.
 
     ONNX files and checkpoints are compared with PyTorch first, and agree to 1e-4.
 
     Args:
         run: a run folder, preferably calibrated: dissensus calibrate.
-        to: onnx, timm or hub: dissensus list exports.
-        out: the file to write, .onnx or .safetensors, or for the hub the folder.
-        input: what an .onnx file takes: images as pixels (B, H, W, 3) uint8, the default if the run has a trunk,
+        to: onnx, triton, timm or hub: dissensus list exports.
+        out: the file to write, .onnx or .safetensors, or for hub and triton the folder.
+        input: what an ONNX file takes: images as pixels (B, H, W, 3) uint8, the default if the run has a trunk,
             or features.
     """
     from dissensus import export as exports
@@ -34,7 +36,7 @@ def export(run: str, *, to: str, out: str, input: Literal["images", "features"] 
     if written.uncalibrated:
         say(uncalibrated(run))
     say(f"wrote {_size(written.path)}: {written.usage}")
-    print(written.code or out)
+    show(written.code or out)
 
 
 def _size(path: Path) -> str:

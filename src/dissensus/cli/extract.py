@@ -8,6 +8,7 @@ from typing import Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
+from dissensus._core.terminal import show
 from dissensus.cli.command import Flags, Given, PartOf, command, say
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
@@ -126,4 +127,4 @@ def extract(
             say(f"join all {part[1]} parts with: dissensus merge PARTS --out FEATURES")
         elif features.has_labels:
             say(f"train on them with: dissensus train {shlex.quote(out)} --out runs/mine")
-        print(out)
+        show(out)

@@ -19,8 +19,9 @@ from dissensus._core.places import is_url, place
 from dissensus.adaptation import questionnaire
 from dissensus.backbones import Backbone
 from dissensus.backbones.joined import parts_of
-from dissensus.cli.command import say
+from dissensus.cli.command import hold, say
 from dissensus.cli.options import DeviceOptions
+from dissensus.cli.ranks import watching
 from dissensus.detection.members import Members
 from dissensus.evaluation.suite import Role, Suite, SuiteSet, join_suites
 from dissensus.features import FeatureSet, JoinedFeatures, check_backbone, is_features
@@ -293,11 +294,12 @@ def launch(**devices: Any) -> Fabric:
     """Launch Lightning Fabric on the devices asked for, by the fields of `DeviceOptions`."""
     options = DeviceOptions(**devices)
     try:
-        fabric = Fabric(**asdict(options))
+        fabric = Fabric(**{name: value for name, value in asdict(options).items() if name != "rank_timeout"})
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())
         raise DissensusError(
             f"cannot run on accelerator={options.accelerator}, devices={options.devices}: {reason}"
         ) from error
     fabric.launch()
+    hold(watching(fabric, options.rank_timeout))
     return fabric

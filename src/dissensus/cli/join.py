@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
@@ -31,4 +32,4 @@ def join(runs: list[str], *, out: str) -> None:
         f"joined {' and '.join(joined.parts)}: {members} members; calibrate them together with: dissensus calibrate "
         f"{shlex.quote(out)} --id SAMPLES"
     )
-    print(out)
+    show(out)

@@ -6,6 +6,7 @@ import pkgutil
 from typing import Any
 
 from dissensus._core.registry import Registry
+from dissensus._core.terminal import show
 from dissensus.cli.command import command
 
 # Where each is, imported only when it is asked for: methods are listed without PyTorch.
@@ -29,7 +30,7 @@ LISTS: Registry[str] = Registry(
 )
 
 
-@command("list", "dissensus list methods")
+@command("list", "dissensus list methods", reads=False)
 def list_(what: str) -> None:
     """List the names to choose from, one per line.
 
@@ -46,7 +47,7 @@ def list_(what: str) -> None:
     if what == "tails":
         entries = {**entries, "backbone": "The layers that were cut off the backbone."}
     rows = [(name, _summary(entry)) for name, entry in entries.items()]
-    print(tabulate(rows, tablefmt="plain", disable_numparse=True))
+    show(tabulate(rows, tablefmt="plain", disable_numparse=True))
 
 
 def _summary(entry: Any) -> str:

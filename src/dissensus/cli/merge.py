@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
@@ -26,4 +27,4 @@ def merge(parts: list[str], *, out: str) -> None:
         bad = features.provenance.get("bad", 0)
         unread = f"; {bad} images could not be read" if bad else ""
         say(f"{len(features):,} rows of {len(parts)} parts{unread}")
-    print(out)
+    show(out)

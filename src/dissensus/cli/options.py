@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dissensus._core.options import AT_LEAST_1, check, option
+from dissensus._core.options import ABOVE_0, AT_LEAST_1, check, option
 from dissensus.training.options import Precision
 
 
@@ -35,6 +35,9 @@ class DeviceOptions:
     devices: int = option(1, "processes on this machine, which share the work", AT_LEAST_1)
     num_nodes: int = option(1, "machines", AT_LEAST_1)
     precision: Precision = option("32-true", "32-true or bf16-mixed")
+    rank_timeout: float = option(
+        120.0, "seconds after which a process of several that gives no sign of life ends the command", ABOVE_0
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -14,7 +14,7 @@ from argparse import Action, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError, UnknownNameError, short
@@ -37,9 +37,18 @@ class Parser(argparse.ArgumentParser):
 
 
 Actions = dict[str, Action]  # of a command, by parameter or option
+VERIFY = "verify"
 
 
-def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+class Parsed(NamedTuple):
+    """A command line: the command, the arguments of its function, and whether files are verified."""
+
+    name: str
+    arguments: dict[str, Any]
+    verify: bool
+
+
+def parse(argv: Sequence[str]) -> Parsed:
     """Return the command that was given, and the arguments of its function.
 
     Raises:
@@ -70,7 +79,7 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     for group, option in entry.options():
         if option.name in values:
             arguments[group][option.name] = values[option.name]
-    return name, arguments
+    return Parsed(name, arguments, values.get(VERIFY, True))
 
 
 def _join_negative(argv: Sequence[str]) -> list[str]:
@@ -124,7 +133,14 @@ def _add_command(commands: Any, name: str, entry: Command) -> Actions:
         option = Option(p.name, hints[p.name], p.default if given else None, texts[p.name], "", None)
         required = {} if given or p.kind is not p.KEYWORD_ONLY else {"required": True}
         flag = _flag(p.name) if p.kind is p.KEYWORD_ONLY else p.name
-        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **_about(option, flag))
+        keywords = _about(option, flag)
+        if given and p.kind is not p.KEYWORD_ONLY:
+            keywords["nargs"] = "*" if "nargs" in keywords else "?"
+        actions[p.name] = parser.add_argument(flag, default=option.default, **required, **keywords)
+    if entry.reads:
+        text = "compare features, runs and results with the checksums that were written with them; --no-verify skips it"
+        option = Option(VERIFY, bool, True, text, "", None)
+        actions[VERIFY] = parser.add_argument(_flag(VERIFY), default=True, **_about(option, _flag(VERIFY)))
     headings: dict[str, Any] = {}
     for group, option in entry.options():
         heading = option.group or group
@@ -261,19 +277,9 @@ def _from_yaml(action: Action, value: Any) -> Any:
 
 
 def _read_config(path: str) -> dict[Any, Any]:
-    import yaml
+    from dissensus._core.parsing import read_yaml
 
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise DissensusError(
-            f"--config must be a YAML file in UTF-8; {path} is not ({error.reason}): save it as UTF-8"
-        ) from error
-    except OSError as error:
-        raise DissensusError(f"--config must be a YAML file; {path!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DissensusError(f"--config must be a YAML file; {path} is not ({reason}): correct it") from error
+    values = read_yaml(Path(path), "--config must be a YAML file")
     if not isinstance(values, dict):
         raise DissensusError(f"--config must map options to values; {path} holds {short(values)}: write lr: 0.01")
     return values

@@ -25,10 +25,10 @@ from pydantic import Field
 from tqdm import tqdm
 
 from dissensus._core import cluster, documents
-from dissensus._core.documents import Document
+from dissensus._core.documents import Document, Sha256
 from dissensus._core.errors import DataError, DissensusError
-from dissensus._core.files import make_folder, remove_temporaries, replacing
-from dissensus._core.locks import locked
+from dissensus._core.files import make_folder, replacing
+from dissensus._core.outputs import writing
 from dissensus._core.places import files_in, is_remote, place, storage_errors
 from dissensus.cli import rows
 from dissensus.evaluation.predictions import batch_size
@@ -53,7 +53,7 @@ class Asked(Document):
 
     remedy = "remove the folder, or choose another --out"
 
-    format: Literal["dissensus-verdicts-1"] = "dissensus-verdicts-1"
+    format: Literal["dissensus-verdicts-2"] = "dissensus-verdicts-2"
     detector: str  # digest of members, scores, calibration and trunk
     source: str  # fingerprint
     rows: str  # how they are written
@@ -67,10 +67,10 @@ class VerdictPart(Document):
 
     remedy = "predict this part again"
 
-    format: Literal["dissensus-verdict-part-1"] = "dissensus-verdict-part-1"
+    format: Literal["dissensus-verdict-part-2"] = "dissensus-verdict-part-2"
     asked: Asked
     rows: Natural
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Sha256
 
 
 class Task(NamedTuple):
@@ -116,8 +116,8 @@ def predict(
     folder, counts = place(task.folder), Counter[str]()
     if _sidecar(out).is_file() and (before := documents.read(VerdictPart, _sidecar(out)).asked.part) != part:
         raise DissensusError(f"every part has its own file; {out} holds part {before}: choose another --out")
-    make_folder(folder)
-    with storage_errors(folder), locked(folder.with_name(f".{folder.name}.lock")):
+    with storage_errors(folder), writing(folder):
+        make_folder(folder)
         _claim(folder, asked)
         there = files_in(folder)
         missing = [number for number in numbers if _name(task, number) not in there]
@@ -189,8 +189,7 @@ def join(paths: list[str], out: str) -> int:
         raise DataError(f"every part is given once; {twice} is given twice: leave one out")
     facts = {path: part.asked.model_dump(exclude={"part", "format"}) for path, part in parts.items()}
     order = check_parts({path: part.asked.part for path, part in parts.items()}, facts)
-    make_folder(place(out).parent)
-    with replacing(place(out)) as temporary, open(temporary, "wb") as file:
+    with writing(out), replacing(place(out)) as temporary, open(temporary, "wb") as file:
         for position, path in enumerate(order):
             data = place(path).read_bytes()
             if hashlib.sha256(data).hexdigest() != parts[path].sha256:
@@ -257,8 +256,6 @@ def _digest(detector: Detector) -> str:
 
 def _claim(folder: Path, asked: Asked) -> None:
     """Begin or continue in a folder of parts; raise if its parts are of another prediction."""
-    if not is_remote(folder):
-        remove_temporaries(folder)
     if not (folder / PLAN).is_file():
         if names := sorted(files_in(folder)):
             raise DissensusError(f"{folder} must be new; it holds {names[0]!r}: remove it, or choose another --out")

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
-from dissensus.cli.command import PartOf, Share, command, say, uncalibrated
+from dissensus.cli.command import PartOf, Share, command, hold, say, uncalibrated
 
 
 @command("predict", "dissensus predict runs/mine photos/*.jpg")
@@ -57,7 +57,8 @@ def predict(
     from tqdm import tqdm
 
     from dissensus._core import cluster
-    from dissensus._core.files import make_folder, replacing
+    from dissensus._core.files import replacing
+    from dissensus._core.outputs import writing
     from dissensus._core.places import absolute
     from dissensus.cli import inputs, rows
     from dissensus.detection.detector import Detector
@@ -69,6 +70,8 @@ def predict(
             f"--batch-size must be at least 1 and --workers at least 0; got {batch_size} and {workers}: try 64 and 2"
         )
     rows.check_paths(paths)
+    if out is not None:
+        hold(writing(out))
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, engine=engine, device=device)
     if false_alarms is not None:
@@ -77,8 +80,6 @@ def predict(
         detector.threshold = detector.threshold.at(false_alarms)
     elif detector.threshold is None:
         say(uncalibrated(run))
-    if out is not None:
-        make_folder(place(out).parent)
     counts: Counter[str] = Counter()
     start = time.monotonic()
     if on == "ray" or part is not None:

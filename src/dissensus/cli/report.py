@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import place
-from dissensus.cli.command import command, say
+from dissensus._core.terminal import show
+from dissensus.cli.command import command, hold, say
 
 
 @command("report", "dissensus report runs/demo/digits --out page.html")
@@ -20,6 +21,7 @@ def report(paths: list[str], *, out: str = "report.html", score: str | None = No
             were evaluated with held-out features.
     """
     from dissensus import report as pages
+    from dissensus._core.outputs import writing
     from dissensus.evaluation._evaluate import COMBINED
     from dissensus.functional import scores
 
@@ -29,9 +31,10 @@ def report(paths: list[str], *, out: str = "report.html", score: str | None = No
         raise DissensusError(f"--out must name an .html file; got {out!r}")
     if place(out).is_dir():
         raise DissensusError(f"--out must name a file; {out} is a folder: write {place(out) / 'report.html'}")
+    hold(writing(out))
     sources = pages.gather(paths)
     for folder in sources.left_out:
         say(f"left out, not evaluated: {folder}")
     pages.write_page(sources, place(out), score=score)
     say(f"wrote {out}: {len(sources.runs)} runs, {len(sources.outcomes)} studies of {sources.suite}")
-    print(out)
+    show(out)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from dissensus._core.cells import to_cell
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import is_url, place, storage_errors
+from dissensus._core.terminal import printable, show
 
 if TYPE_CHECKING:  # not in predict.py, where the parser evaluates annotations: --help must not load PyTorch
     from dissensus.detection.detector import Detector
@@ -20,6 +23,7 @@ if TYPE_CHECKING:  # not in predict.py, where the parser evaluates annotations: 
     from dissensus.images import ImageSet, ImageStream, Names
 
 COLUMNS = ("path", "label", "class", "confidence", "score", "p_value", "verdict", "error")
+TEXTS = ("path", "class", "error")  # columns of names, which are written as `to_cell` has them
 SCORE_WIDTH = 20  # of a heading; a longer expression is just "score"
 
 
@@ -90,9 +94,11 @@ def source_of(paths: list[str]) -> ImageSet | ImageStream | FeatureSet | Names:
 
 
 def _lines() -> Iterator[str]:
+    from dissensus.images import lines_of
+
     if sys.stdin is None:
         raise DissensusError("- reads paths from stdin; it is closed: pipe a list into it")
-    for line in sys.stdin:
+    for line in lines_of(sys.stdin, "stdin"):
         if name := line.rstrip("\r\n"):
             yield name
 
@@ -105,21 +111,31 @@ def writer(file_format: str, file: TextIO, detector: Detector, explain: bool) ->
 
 
 def _csv(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict], None]:
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow([*COLUMNS, *["votes", "parts"] * explain])
+    line = io.StringIO()
+    rows = csv.writer(line, lineterminator="\n")
+    raw = not file.isatty()  # a terminal would obey control characters
+
+    def put(cells: list[Any]) -> None:
+        rows.writerow(cells)
+        text = line.getvalue()
+        file.write(text if raw else printable(text, keep="\t\n"))
+        file.flush()
+        line.seek(line.truncate(0))
 
     def write(verdict: Verdict) -> None:
         values = verdict.as_dict()
+        for column in TEXTS:
+            values[column] = to_cell(values[column] or "")
         parts = ";".join(f"{name}={p_value:.7g}" for name, p_value in verdict.parts)
-        rows.writerow([*(values[column] for column in COLUMNS), *[";".join(verdict.votes), parts] * explain])
-        file.flush()
+        more = [to_cell(";".join(verdict.votes)), to_cell(parts)] * explain
+        put([*(values[column] for column in COLUMNS), *more])
 
+    put([*COLUMNS, *["votes", "parts"] * explain])
     return write
 
 
 def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict], None]:
     from dissensus.detection.verdicts import NOTHING_UNUSUAL
-    from dissensus.features.extraction import one_line
 
     calibrated = detector.threshold is not None
     class_width = max(5, min(24, max(map(len, detector.classes))))
@@ -129,21 +145,22 @@ def _table(file: TextIO, detector: Detector, explain: bool) -> Callable[[Verdict
     headings = ["verdict".ljust(verdict_width), "p-value"] * calibrated
     headings += [score.rjust(score_width), "sure", "class".ljust(class_width), "path"]
     line = "  ".join(headings)
-    print(f"{line}\n{'-' * len(line)}", file=file)
+    show(f"{line}\n{'-' * len(line)}", file=file)
 
     def write(verdict: Verdict) -> None:
         if verdict.error:
-            print(f"error: {verdict.error}: {one_line(verdict.name)}", file=file, flush=True)
+            show(printable(f"error: {verdict.error}: {verdict.name}"), file=file)
             return
         cells = [verdict.verdict.ljust(verdict_width), f"{verdict.p_value:7.4f}"] if calibrated else []
         cells += [f"{verdict.score:.3f}".rjust(score_width), f"{verdict.confidence:4.0%}"]
-        cells += [(verdict.class_name or "")[:class_width].ljust(class_width), one_line(verdict.name)]
-        print("  ".join(cells), file=file, flush=True)
+        cells += [printable(verdict.class_name or "")[:class_width].ljust(class_width), printable(verdict.name)]
+        show("  ".join(cells), file=file)
         if explain:
             votes = Counter(verdict.votes).most_common()
-            print(f"{'':9}votes: {', '.join(f'{name} {count}' for name, count in votes)}", file=file, flush=True)
+            names = ", ".join(f"{name} {count}" for name, count in votes)
+            show(printable(f"{'':9}votes: {names}"), file=file)
         if explain and verdict.parts:
             parts = ", ".join(f"{name} {p_value:.4f}" for name, p_value in verdict.parts)
-            print(f"{'':9}p-values: {parts}", file=file, flush=True)
+            show(f"{'':9}p-values: {parts}", file=file)
 
     return write

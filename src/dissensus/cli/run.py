@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus._core.places import place
-from dissensus.cli.command import Flags, Given, command
+from dissensus._core.terminal import show
+from dissensus.cli.command import Flags, Given, command, hold
 from dissensus.cli.options import BackboneOptions, DeviceOptions
 from dissensus.features.options import ExtractOptions
 from dissensus.training.methods import DEFAULT_METHOD
@@ -78,7 +79,7 @@ def run(
     from dissensus.experiments import pipeline, runner
     from dissensus.experiments.joined import joined_jobs
     from dissensus.training import METHODS
-    from dissensus.training.run import AUTO
+    from dissensus.training.run import AUTO, writing_run
 
     if not out or suite == "" or root == "":
         raise DissensusError("--suite, --out and --root must name something; got an empty name")
@@ -107,6 +108,7 @@ def run(
     accepted = suites.accepted_options(suite)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
+        hold(writing_run(out, fabric))
         given = {"root": root, "features": features, **extraction}
         usual: dict[str, Any] = {
             "features": place(out) / "features", "progress": progress, "fabric": fabric,
@@ -130,7 +132,7 @@ def run(
         frame = pipeline.run_methods(loaded, todo, place(out), lenient=everything, progress=progress, fabric=fabric)
         if fabric.is_global_zero:
             section = report.Section(loaded.name, loaded.summary, frame)
-            print(pipeline.write_results([section], place(out)), end="")
+            show(pipeline.write_results([section], place(out)), end="")
 
 
 def options_of_trunks(names: list[str] | None, shared: Given) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.command import Flags, Given, command, say
+from dissensus._core.terminal import show
+from dissensus.cli.command import Flags, Given, command, hold, say
 from dissensus.cli.options import BackboneOptions
 from dissensus.cli.run import BY_SUITE, NO_IMAGES, READING
 from dissensus.features.options import ExtractOptions
@@ -66,6 +67,7 @@ def study(
 
     from dissensus import suites
     from dissensus._core.files import check_output
+    from dissensus._core.outputs import writing
     from dissensus.cli import inputs
     from dissensus.experiments import runner, studies
     from dissensus.training.create import check_tail
@@ -80,6 +82,7 @@ def study(
     check_tail(tail or "backbone", norm)  # before hours are spent on features
     folder = Path(out or f"runs/studies-{Path(suite).stem.replace(':', '-')}")
     check_output(folder)
+    hold(writing(folder))
     given = {"root": root, "features": features, **backbone, **extraction}
     keywords = {name: value for name, value in given.items() if value is not None}
     options = runner.training_options(suite, training)
@@ -122,5 +125,5 @@ def study(
         # narrow features gain nothing from a second thread
         with runner.threads(1 if bench.suite().train.width < 256 else torch.get_num_threads()):
             outcome = studies.run(name, bench)
-        print({"text": outcome.text, "md": outcome.markdown, "tex": outcome.latex}[format]())
+        show({"text": outcome.text, "md": outcome.markdown, "tex": outcome.latex}[format]())
     say(f"results are in {folder}; look at them with: dissensus report {folder}")

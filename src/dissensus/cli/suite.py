@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import command, say
 
 
-@command("suite", "dissensus suite check pacs --root data")
+@command("suite", "dissensus suite check pacs --root data", reads=False)
 def suite(action: Literal["check"], name: str, *, root: str = ".") -> None:
     """Look for the sets of a suite: what is there, what is missing and how to get it.
 
@@ -33,8 +34,8 @@ def suite(action: Literal["check"], name: str, *, root: str = ".") -> None:
         state = s.state if not s.text else f"{s.state}: {s.text}" if s.state != "found" else f"found, but {s.text}"
         rows.append((s.name, s.role, s.place, count, str(s.classes or "-"), state))
     heads = ("set", "role", "where", "images", "classes", "state")
-    print(f"{found.name}: {found.summary}\n")
-    print(tabulate(rows, heads, disable_numparse=True))
+    show(f"{found.name}: {found.summary}\n")
+    show(tabulate(rows, heads, disable_numparse=True))
     missing = [s.name for s in found.statuses if s.state == "missing" and s.role in _locate.REQUIRED]
     unusable = [s.name for s in found.statuses if s.state == "unusable"]
     if missing or unusable:

@@ -6,7 +6,8 @@ import shlex
 from typing import Literal
 
 from dissensus._core.errors import DissensusError
-from dissensus.cli.command import Flags, Given, command, say
+from dissensus._core.terminal import show
+from dissensus.cli.command import Flags, Given, command, hold, say
 from dissensus.cli.options import DeviceOptions
 from dissensus.training.methods import DEFAULT_METHOD
 from dissensus.training.options import TrainOptions
@@ -54,6 +55,7 @@ def train(
     from dissensus.images import ImageSet
     from dissensus.training import METHODS, fit, new_ensemble
     from dissensus.training.options import MEMBERS
+    from dissensus.training.run import writing_run
 
     recipe = METHODS[method]
     if not features or not out or images == "":
@@ -68,6 +70,7 @@ def train(
     ensemble = new_ensemble(train_set, count, tail=tail, norm=norm, init=init, seed=options.seed)
     fabric = inputs.launch(**devices)
     with inputs.first_speaks(fabric):
+        hold(writing_run(out, fabric))
         known = ImageSet.find(images) if images is not None else None if suite is None else suite.train_images
         other = inputs.find_disagreement(
             disagreement, train_set, known, "add --images DIR", progress=progress, fabric=fabric
@@ -78,4 +81,4 @@ def train(
     if fabric.is_global_zero:
         how = "--id FEATURES --ood NAME=FEATURES" if suite is None else f"--suite {features}"
         say(f"trained {count} members by {method}; evaluate them with: dissensus evaluate {shlex.quote(out)} {how}")
-        print(out)
+        show(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import show
 from dissensus.cli.command import Duration, Share, command, say
 from dissensus.training.options import MEMBERS
 
@@ -64,8 +65,8 @@ def tune(
         progress=progress,
     )
     if tuned.document.lines:
-        print(tuned.table)
-    print(tuned.reason)
+        show(tuned.table)
+    show(tuned.reason)
     assert tuned.detector.threshold is not None
     say(tuned.detector.threshold.promise)
     say(f"all candidates are in {out}/tuning.csv; predict images with: dissensus predict {shlex.quote(out)} IMAGES...")

@@ -22,15 +22,15 @@ from dissensus.backbones import Backbone, joined
 from dissensus.detection import pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
 from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
-from dissensus.detection.threshold import Identity, Threshold
+from dissensus.detection.threshold import HeldOut, Identity, Threshold
 from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
 from dissensus.features.joined import JoinedFeatures
 from dissensus.features.loader import Batch
-from dissensus.functional import aggregates, expressions
+from dissensus.functional import aggregates, comparisons, expressions
 from dissensus.images import ImageSet, ImageStream
 from dissensus.models.ensemble import Ensemble
-from dissensus.training.run import Run
+from dissensus.training.run import Run, writing_run
 
 
 class Detector:
@@ -122,7 +122,8 @@ class Detector:
         there, names = self._identity_of(Ensemble.load(opened.ensemble_folder)), self.threshold.scores
         if there.using(names) != self.identity.using(names):
             raise RunError(f"a calibration is saved with its own run; {run} holds another ensemble: choose its folder")
-        self.threshold.save(opened.folder, self.identity)
+        with writing_run(opened.folder):
+            self.threshold.save(opened.folder, self.identity)
 
     def __repr__(self) -> str:
         rule, info = self.threshold, self.backbone_info
@@ -210,20 +211,23 @@ class Detector:
                 stacklevel=2,
             )
         computed = names if score is not None else tuple(dict.fromkeys([*names, self._alone]))
-        parts, labels = list[Tensor](), list[Tensor]()
+        parts, labels, differing = list[Tensor](), list[Tensor](), list[Tensor]()
         for outputs in self.members.outputs(resolved, progress):
             parts.append(torch.stack([value.float() for value in self._values(computed, outputs)]))
             labels.append(self._log_probs(outputs.logits).argmax(-1).cpu())
+            differing.append(comparisons.disagreement(outputs.logits.argmax(-1)).cpu())
+        held_out = HeldOut(torch.cat(labels), torch.cat(differing))
         by_name = dict(zip(computed, torch.cat(parts, 1), strict=True))
-        by_label = torch.cat(labels) if by_class else None
+        by_label = held_out.labels if by_class else None
         try:
             chosen = {name: by_name[name] for name in names}
-            self.threshold = Threshold.calibrate(chosen, false_alarms, by_label, self.classes, weights=weights)
+            threshold = Threshold.calibrate(chosen, false_alarms, by_label, self.classes, weights=weights)
         except DataError:  # too few samples
             if score is not None or len(names) == 1:
                 raise
             alone = {self._alone: by_name[self._alone]}  # half as many are enough for one score
-            self.threshold = Threshold.calibrate(alone, false_alarms, by_label, self.classes)
+            threshold = Threshold.calibrate(alone, false_alarms, by_label, self.classes)
+        self.threshold = replace(threshold, held_out=held_out)
         return self
 
     def was_trained_on(self, samples: object) -> bool:

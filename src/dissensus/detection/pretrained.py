@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,7 +49,7 @@ class HubDocument(Document):
 
     remedy = REMEDY
 
-    format: Literal["dissensus-hub-3"] = "dissensus-hub-3"
+    format: Literal["dissensus-hub-4"] = "dissensus-hub-4"
     library_name: Literal["dissensus"] = "dissensus"
     version: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -73,7 +75,8 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
             "a run folder with Detector.load"
         )
     config = documents.read(HubDocument, folder / CONFIG)
-    ensemble = Ensemble.load(folder / ENSEMBLE)
+    with _exported():
+        ensemble = Ensemble.load(folder / ENSEMBLE)
     if ensemble.fingerprint != config.fingerprint:
         raise RunError(f"the members' weights in {folder} are not those that were exported: {REMEDY}")
     if ensemble.score_digests != config.scores:
@@ -97,7 +100,8 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     if config.calibrated and threshold is None:
         raise RunError(f"the calibration in {folder} is missing: there is no {DOCUMENT}; {REMEDY}")
     for name in () if threshold is None else threshold.scores:
-        _check_score(ensemble, name)
+        with _exported():
+            ensemble.fitted.get(name)  # a fitted score is read, and its digest compared
     return {
         "ensemble": ensemble,
         "classes": config.classes,
@@ -108,10 +112,11 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
     }
 
 
-def _check_score(ensemble: Ensemble, name: str) -> None:
-    """Read a score that the calibration uses, if it is a fitted one, which compares its digest."""
+@contextmanager
+def _exported() -> Iterator[None]:
+    """Name the remedy for an export in errors about an ensemble."""
     try:
-        ensemble.fitted.get(name)
+        yield
     except RunError as error:
         raise RunError(f"{str(error).rpartition(': ')[0]}: {REMEDY}") from error
 

@@ -1,7 +1,7 @@
 """Threshold: scores of held-out ID samples as a decision rule for one sample, kept in a folder.
 
-detector.json            the scores, the false-alarm rate, and what it was calibrated for
-detector.safetensors     the calibration scores
+detector.json             the scores, the false-alarm rate, what it was calibrated for, the name of the other file
+detector-*.safetensors    the calibration scores
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from dissensus._core import documents, tensors
-from dissensus._core.documents import Document, Part
+from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import DataError, RunError, UnknownNameError
 from dissensus.functional import conformal, expressions, scores
 from dissensus.functional.conformal import Calibrated
 
-DOCUMENT, TENSORS = "detector.json", "detector.safetensors"
+DOCUMENT, TENSORS = "detector.json", "detector-*.safetensors"
 
 
 class Identity(Part):
@@ -39,18 +39,27 @@ class Identity(Part):
 class DetectorDocument(Document):
     """detector.json."""
 
-    format: Literal["dissensus-detector-3"] = "dissensus-detector-3"
+    format: Literal["dissensus-detector-4"] = "dissensus-detector-4"
+    tensors: Annotated[str, Field(pattern=r"^detector-[0-9a-f]{16}\.safetensors$")]  # the file with the scores
     scores: Annotated[tuple[str, ...], Field(min_length=1)]
     weights: tuple[Annotated[float, Field(gt=0)], ...]  # of the scores
     false_alarms: Annotated[float, Field(gt=0, lt=1)]
     parts: Annotated[int, Field(ge=1, le=2**31)]  # 1, or one for each class
     calibrated_for: Identity
+    values: Sha256  # of the tensors
 
     @model_validator(mode="after")
     def _check_weights(self) -> DetectorDocument:
         if len(self.weights) != len(self.scores):
             raise ValueError(f"weights: every one of {len(self.scores)} scores needs one")
         return self
+
+
+class HeldOut(NamedTuple):
+    """What the members said of the calibration samples, for `Monitor` and `batch_test` to compare others with."""
+
+    labels: Tensor  # (n,) int64, predicted
+    disagreement: Tensor  # (n,) float32, the share of pairs of members whose votes differ
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,6 +73,7 @@ class Threshold:
         calibrated: The calibration scores, for all samples or for each predicted class.
         references: Where several scores are combined, the values of each on half of the samples, ascending. The other
             half calibrates the combination.
+        held_out: Predictions on the calibration samples; None if it was calibrated on scores alone.
     """
 
     scores: tuple[str, ...]
@@ -71,6 +81,7 @@ class Threshold:
     false_alarms: float
     calibrated: Calibrated
     references: tuple[Tensor, ...] = ()
+    held_out: HeldOut | None = None
 
     @classmethod
     def calibrate(
@@ -162,19 +173,31 @@ class Threshold:
         )
 
     def save(self, folder: Path, identity: Identity) -> None:
-        """Write detector.json and detector.safetensors into a folder; `load` compares `identity`."""
+        """Write a calibration into a folder, in place of a former one; `load` compares `identity`.
+
+        The tensors are written under a new name, which depends on their values, and detector.json is replaced by one
+        that names them. So a kill leaves either the former calibration or this one.
+        """
         values = {f"calibration.{i}": part for i, part in enumerate(self.calibrated.values)}
         values |= {f"reference.{i}": reference for i, reference in enumerate(self.references)}
-        (folder / DOCUMENT).unlink(missing_ok=True)  # Written last: a calibration is complete or absent.
-        tensors.write(folder / TENSORS, values)
+        values |= {
+            f"held-out.{name}": value for name, value in (self.held_out._asdict() if self.held_out else {}).items()
+        }
+        name = TENSORS.replace("*", tensors.digest_of(values)[:16])
+        digest = tensors.write(folder / name, values)
         document = DetectorDocument(
+            tensors=name,
             scores=self.scores,
             weights=self.weights,
             false_alarms=self.false_alarms,
             parts=len(self.calibrated.values),
             calibrated_for=identity.using(self.scores),
+            values=digest,
         )
         documents.write(folder / DOCUMENT, document)
+        for former in folder.glob(TENSORS):
+            if former.name != name:
+                former.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path, identity: Identity, *, remedy: str | None = None) -> Threshold | None:
@@ -201,19 +224,23 @@ class Threshold:
             raise RunError(f"{folder / DOCUMENT} names an {error}; register it first, or {remedy}") from error
         if kind := _difference(document.calibrated_for, identity, document.scores):
             raise RunError(f"a calibration holds for the {kind} it was made with; {folder} has another now: {remedy}")
-        values = tensors.read(folder / TENSORS, remedy=remedy)
+        path = folder / document.tensors
+        if not path.is_file() and documents.read(DetectorDocument, folder / DOCUMENT, remedy=remedy) != document:
+            return cls.load(folder, identity, remedy=remedy)  # calibrated again in between
+        values = tensors.read(path, remedy=remedy, digest=document.values)
         count = len(document.scores)
         threshold = cls(
             document.scores,
             document.weights,
             document.false_alarms,
-            Calibrated(_ascending(folder / TENSORS, values, "calibration", document.parts, remedy)),
-            _ascending(folder / TENSORS, values, "reference", count if count > 1 else 0, remedy),
+            Calibrated(_ascending(path, values, "calibration", document.parts, remedy)),
+            _ascending(path, values, "reference", count if count > 1 else 0, remedy),
+            _held_out(path, values, remedy),
         )
         try:
             threshold.calibrated.check(document.false_alarms)
         except DataError as error:
-            raise RunError(f"{folder / DOCUMENT} and {TENSORS} do not fit ({error}); {remedy}") from error
+            raise RunError(f"{folder / DOCUMENT} and {path.name} do not fit ({error}); {remedy}") from error
         return threshold
 
 
@@ -238,3 +265,21 @@ def _ascending(path: Path, values: Mapping[str, Tensor], kind: str, count: int, 
         if value.dtype != torch.float32 or value.ndim != 1 or bool(value.isnan().any()):
             raise RunError(f"{path} is damaged ({name} is not a vector of float32 numbers): {remedy}")
     return tuple(values[name].sort().values for name in names)
+
+
+def _held_out(path: Path, values: Mapping[str, Tensor], remedy: str) -> HeldOut | None:
+    """Return the predictions on the calibration samples, if they were kept; raise if they are damaged."""
+    there = [values.get(f"held-out.{name}") for name in HeldOut._fields]
+    if all(value is None for value in there):
+        return None
+    labels, disagreement = there
+    if (
+        labels is None
+        or disagreement is None
+        or (labels.dtype, disagreement.dtype) != (torch.int64, torch.float32)
+        or not 0 < labels.numel() == len(labels) == disagreement.numel() == len(disagreement)
+        or bool((labels < 0).any())
+        or not bool(((disagreement >= 0) & (disagreement <= 1)).all())
+    ):
+        raise RunError(f"{path} is damaged (predictions on the calibration samples): {remedy}")
+    return HeldOut(labels, disagreement)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dissensus._core.errors import DissensusError
+from dissensus._core.terminal import printable
 
 # A sample that is not called out may still be OOD: no score sees everything.
 OUT, NOTHING_UNUSUAL = "out", "nothing unusual"
@@ -56,7 +57,7 @@ class Verdict:
             return f"Verdict({self.name!r}, error: {self.error})"
         parts = [f"{self.name!r}", f"{self.class_name} ({self.confidence:.0%})", f"score {self.score:.4g}"]
         parts += [f"p-value {self.p_value:.3g}", self.verdict] if self.p_value is not None else []
-        return f"Verdict({', '.join(parts)})"
+        return printable(f"Verdict({', '.join(parts)})")
 
     def as_dict(self, *, explain: bool = False) -> dict[str, Any]:
         """Return plain values for JSON and tables, the same keys for every sample; `explain` adds votes and parts."""
@@ -141,7 +142,8 @@ class Verdicts:
 
     def __repr__(self) -> str:
         more = f"\n... {len(self) - SHOWN:,} more" if len(self) > SHOWN else ""
-        return f"{self.summary}\n{self._head().to_string(index=False, na_rep='')}{more}"
+        table = printable(self._head().to_string(index=False, na_rep=""), keep="\n")
+        return f"{self.summary}\n{table}{more}"
 
     def _repr_html_(self) -> str:
         more = f"<p>... {len(self) - SHOWN:,} more</p>" if len(self) > SHOWN else ""

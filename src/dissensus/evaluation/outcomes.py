@@ -60,7 +60,7 @@ class Outcome(Document):
 
     remedy: ClassVar[str] = "remove it and run the study again"
 
-    format: Literal["dissensus-study-1"] = "dissensus-study-1"
+    format: Literal["dissensus-study-2"] = "dissensus-study-2"
     study: str
     paper: str
     suite: str

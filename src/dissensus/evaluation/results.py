@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from dissensus._core.cells import from_cells, to_cells
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation import confidence
@@ -284,7 +285,7 @@ def write(frame: pd.DataFrame, path: Path) -> None:
         raise DissensusError(f"results are written as {', '.join(SUFFIXES)}; got {path.suffix!r}: choose one of those")
     frame = frame[list(COLUMNS)]
     text = {
-        ".csv": lambda: frame.to_csv(index=False),
+        ".csv": lambda: to_cells(frame).to_csv(index=False),
         ".json": lambda: frame.to_json(orient="records", indent=1) + "\n",
         ".md": lambda: frame.to_markdown(index=False, floatfmt=".4g") + "\n",
         ".tex": lambda: frame.style.format(precision=4, escape="latex").hide(axis="index").to_latex(hrules=True),
@@ -298,7 +299,7 @@ def read(path: Path) -> pd.DataFrame:
     """A frame of `evaluate` from the CSV that `write` wrote."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            frame = pd.read_csv(file, keep_default_na=False, dtype={"run": str, "method": str})
+            frame = from_cells(pd.read_csv(file, keep_default_na=False, dtype={"run": str, "method": str}))
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read results from {path}: {error}; evaluate the run again") from error
     if list(frame.columns) != list(COLUMNS):

@@ -1,6 +1,6 @@
 """Saved evaluations: what was measured of a run, in its folder, for reports and studies.
 
-RUN/evaluation/evaluation.json       suite, classes, sets with roles and families, examples
+RUN/evaluation/evaluation.json       suite, classes, sets with roles and families, examples, digests of the other files
 RUN/evaluation/results.csv           the frame of evaluate()
 RUN/evaluation/set-00.safetensors    the predictions for a set
 """
@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal
 import pandas as pd
 from pydantic import Field, field_validator
 
-from dissensus._core import documents, tensors
-from dissensus._core.documents import Document, Part
+from dissensus._core import digests, documents, tensors
+from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import RunError
 from dissensus._core.files import make_folder
 from dissensus.evaluation import results
@@ -27,20 +27,25 @@ from dissensus.evaluation.soups import pretrained_tail
 from dissensus.evaluation.suite import Role, SuiteSet
 from dissensus.features import FeatureSet
 from dissensus.models.ensemble import Ensemble
-from dissensus.training.run import Run
+from dissensus.training import loggers
+from dissensus.training.run import Run, writing_run
 
-FOLDER, DOCUMENT = "evaluation", "evaluation.json"
+FOLDER, DOCUMENT, RESULTS = "evaluation", "evaluation.json", "results.csv"
 AGAIN = "evaluate the run again"
 
 
 class SavedSet(Part):
-    """A set that was evaluated on; `examples` are those that members differ on "most" and "least"."""
+    """A set that was evaluated on; `examples` are those that members differ on "most" and "least".
+
+    `predictions` is the digest of those that were saved, if they were.
+    """
 
     name: str
     role: Role
     family: str
     count: Annotated[int, Field(ge=1, le=2**40)]
     examples: dict[str, tuple[Example, ...]]
+    predictions: Sha256 | None
 
 
 class EvaluationDocument(Document):
@@ -48,11 +53,12 @@ class EvaluationDocument(Document):
 
     remedy: ClassVar[str] = AGAIN
 
-    format: Literal["dissensus-evaluation-1"] = "dissensus-evaluation-1"
+    format: Literal["dissensus-evaluation-2"] = "dissensus-evaluation-2"
     suite: str
     summary: str
     classes: tuple[str, ...]
     sets: tuple[SavedSet, ...]
+    results: Sha256  # of results.csv
     inputs: str = ""
 
     @field_validator("sets")
@@ -77,9 +83,9 @@ class Evaluation:
         Raises:
             RunError: if they were not saved, or cannot be read.
         """
-        number = next(i for i, s in enumerate(self.about.sets) if s.name == name)
+        number, saved = next((i, s) for i, s in enumerate(self.about.sets) if s.name == name)
         path = self.folder / f"set-{number:02d}.safetensors"
-        values = tensors.read(path, remedy=AGAIN)
+        values = tensors.read(path, remedy=AGAIN, digest=saved.predictions)
         scores = {key.removeprefix("score."): value for key, value in values.items() if key.startswith("score.")}
         try:
             return Predictions(
@@ -120,8 +126,17 @@ def evaluate_run(
     frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
-        save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+        with writing_run(run.folder):
+            save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+        loggers.add(run.folder, _headlines(frame))
     return frame
+
+
+def _headlines(frame: pd.DataFrame) -> dict[str, float]:
+    """The values that the summary of a run shows, by family and name; shares within 0..1."""
+    table = results.Results(frame).summary()
+    cells = zip(table.columns, table.rows[0].cells, strict=True)
+    return {f"{c.name}/{c.group.removesuffix(' %')}": cell.mean for c, cell in cells if cell is not None}
 
 
 def save(
@@ -141,20 +156,32 @@ def save(
     (folder / DOCUMENT).unlink(missing_ok=True)  # written last: without it there is no evaluation
     saved = []
     for number, s in enumerate(sets):
-        path, examples = folder / f"set-{number:02d}.safetensors", {}
+        path, examples, digest = folder / f"set-{number:02d}.safetensors", {}, None
         path.unlink(missing_ok=True)
         if (samples := predictions.get(s.name)) is not None:
             values = {f"score.{name}": value.float() for name, value in samples.scores.items()}
             values |= {"prediction": samples.prediction, "confidence": samples.confidence.float()}
             values |= {"votes": samples.votes} | ({} if samples.labels is None else {"labels": samples.labels})
-            tensors.write(path, values)
+            digest = tensors.write(path, values)
             examples = find_examples(s, samples, classes)
         saved.append(
-            SavedSet(name=s.name, role=s.role, family=s.family or s.name, count=len(s.features), examples=examples)
+            SavedSet(
+                name=s.name,
+                role=s.role,
+                family=s.family or s.name,
+                count=len(s.features),
+                examples=examples,
+                predictions=digest,
+            )
         )
-    results.write(frame, folder / "results.csv")
+    results.write(frame, folder / RESULTS)
     document = EvaluationDocument(
-        suite=suite, summary=summary, classes=tuple(classes), sets=tuple(saved), inputs=inputs
+        suite=suite,
+        summary=summary,
+        classes=tuple(classes),
+        sets=tuple(saved),
+        results=digests.of_file(folder / RESULTS),
+        inputs=inputs,
     )
     documents.write(folder / DOCUMENT, document)
 
@@ -174,6 +201,6 @@ def load(run: Path) -> Evaluation:
     if not is_saved(run):
         raise RunError(f"{run} has not been evaluated yet: dissensus evaluate {run} --suite SUITE")
     folder = run / FOLDER
-    return Evaluation(
-        documents.read(EvaluationDocument, folder / DOCUMENT), results.read(folder / "results.csv"), folder
-    )
+    about = documents.read(EvaluationDocument, folder / DOCUMENT)
+    digests.verify(folder / RESULTS, about.results, remedy=AGAIN, error=RunError)
+    return Evaluation(about, results.read(folder / RESULTS), folder)

@@ -23,6 +23,7 @@ import pandas as pd
 from markupsafe import Markup
 from pydantic import ConfigDict, Field
 
+from dissensus._core.cells import to_cells
 from dissensus._core.documents import Part
 from dissensus._core.errors import ShapeError, UnknownNameError
 from dissensus.evaluation import _rendering
@@ -190,7 +191,7 @@ class Table:
         if form not in get_args(Format):
             raise UnknownNameError("table format", form, get_args(Format))
         if form == "csv":
-            return str(self.frame().to_csv(index=False))
+            return str(to_cells(self.frame()).to_csv(index=False))
         if form == "json":
             return str(self.frame().to_json(orient="records", indent=1, force_ascii=False)) + "\n"
         return {"text": self.text, "md": self.markdown, "tex": self.latex}[form]()

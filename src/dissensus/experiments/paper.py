@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import TypeAdapter, model_validator
 
 from dissensus._core.documents import Part
+from dissensus._core.parsing import read_yaml
 from dissensus.evaluation.tables import Column, Row, Table, Value
 
 
@@ -41,9 +42,9 @@ class PrintedTable(Part):
 @cache
 def tables() -> dict[str, tuple[PrintedTable, ...]]:
     """Return the paper's tables by study."""
-    text = (resources.files(__package__) / "paper.yaml").read_text(encoding="utf-8")
+    values = read_yaml(Path(str(resources.files(__package__) / "paper.yaml")), "the paper's tables are a YAML file")
     adapter = TypeAdapter(dict[str, tuple[PrintedTable, ...]])
-    return adapter.validate_json(json.dumps(yaml.safe_load(text)))  # JSON: arrays may be tuples
+    return adapter.validate_json(json.dumps(values))  # JSON: arrays may be tuples
 
 
 def rows(study: str, suite: str, table: Table) -> tuple[Row, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import pandas as pd
 from lightning_fabric import Fabric
 
 from dissensus import report
+from dissensus._core import terminal
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.files import make_folder
 from dissensus._core.options import given
@@ -149,4 +149,4 @@ def write_results(sections: Sequence[report.Section], out: Path) -> str:
 def say(message: str, fabric: Fabric | None = None) -> None:
     """Print one line to stderr, from the first process only."""
     if fabric is None or fabric.is_global_zero:
-        print(message, file=sys.stderr)
+        terminal.say(message)

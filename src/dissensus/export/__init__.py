@@ -1,4 +1,4 @@
-"""Trained runs for use elsewhere: one ONNX file, a timm checkpoint of the soup, a folder for the Hugging Face hub.
+"""Trained runs for use elsewhere: an ONNX file, a model for Triton, a timm checkpoint, a folder for the hub.
 
 export("runs/mine", "onnx", "detector.onnx")
 """

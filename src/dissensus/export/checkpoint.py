@@ -18,7 +18,7 @@ from torch import nn
 
 from dissensus import __version__
 from dissensus._core.errors import DissensusError
-from dissensus._core.files import assembling
+from dissensus._core.outputs import assembling
 from dissensus.backbones import LITES, Backbone, surgery, weights
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.detector import Detector

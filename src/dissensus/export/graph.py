@@ -1,8 +1,9 @@
 """A detector as one traceable module of tensor functions, for batches of any size.
 
 Detectors compute scores in chunks and search sorted calibration scores, which cannot be traced. Here scores run on the
-whole batch, and the rank among calibration scores is a count of those that are lower. Fitted scores become part of the
-module: their tensors are float32 in the file.
+whole batch, and the rank among calibration scores is a count of those that are lower. The false-alarm rate is an input:
+a sample is out if its p-value is at most the rate, which is the same as a score above the limit for the rate. Fitted
+scores become part of the module: their tensors are float32 in the file.
 """
 
 from __future__ import annotations
@@ -23,13 +24,22 @@ from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 
 OUTPUTS = ("label", "logits", "member_probs", "score", "p_value", "verdict")
+RATE = "false_alarms"  # the second input
 
 
 class Graph(nn.Module):
-    """Pixels (B, H, W, 3) uint8, or features (B, ...), -> `OUTPUTS`, the last two only if calibrated."""
+    """Pixels (B, H, W, 3) uint8, or features (B, ...), -> `OUTPUTS`, the last two only if calibrated.
 
-    def __init__(self, detector: Detector, *, images: bool) -> None:
+    Args:
+        detector: The detector.
+        images: Whether it takes pixels.
+        batch_first: Put the batch first in every output, and give each a second axis: member_probs are (B, M, C), and
+            what is one number per sample is (B, 1).
+    """
+
+    def __init__(self, detector: Detector, *, images: bool, batch_first: bool = False) -> None:
         super().__init__()
+        self.batch_first = batch_first
         self.features: nn.Module = FromPixels(detector.backbone) if images else nn.Identity()
         self.members = Members(detector.ensemble)
         self.aggregate = aggregates.AGGREGATES[detector.aggregate].function
@@ -38,16 +48,25 @@ class Graph(nn.Module):
         self.score = Score(detector.score_name, fitted) if threshold is None else None
         self.eval()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(B, ...) -> label (B,), mean logits (B, C), member_probs (M, B, C), score, p_value and verdict (B,)."""
+    def forward(self, x: Tensor, false_alarms: Tensor | None = None) -> tuple[Tensor, ...]:
+        """(B, ...) -> label (B,), mean logits (B, C), member_probs (M, B, C), score, p_value and verdict (B,).
+
+        A calibrated graph also takes the false-alarm rate, (1, 1) or (B, 1) float64.
+        """
         features = self.features(x)
         logits = self.members(features)
         label = self.aggregate(logits).argmax(-1)
-        outputs = (label, logits.mean(0), logits.softmax(-1))
+        rest: tuple[Tensor, ...]
         if self.rule is not None:
-            return (*outputs, *self.rule(features, logits, label))
-        assert self.score is not None
-        return (*outputs, self.score(features, logits))
+            assert false_alarms is not None
+            rest = self.rule(features, logits, label, false_alarms)
+        else:
+            assert self.score is not None
+            rest = (self.score(features, logits),)
+        member_probs = logits.softmax(-1)
+        if self.batch_first:
+            label, member_probs, rest = label[:, None], member_probs.transpose(0, 1), tuple(v[:, None] for v in rest)
+        return label, logits.mean(0), member_probs, *rest
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -97,11 +116,10 @@ class Score(nn.Module):
 
 
 class Rule(nn.Module):
-    """A threshold: features (B, ...), logits (M, B, C) and predicted labels (B,) -> score, p-value, out, each (B,)."""
+    """A threshold: features, logits, predicted labels and false-alarm rates -> score, p-value, out, each (B,)."""
 
     calibration: Tensor  # (1, n), or (C, largest n), ascending, padded with infinity
     counts: Tensor
-    limits: Tensor
 
     def __init__(self, threshold: Threshold, fitted: Mapping[str, FittedScore]) -> None:
         super().__init__()
@@ -111,7 +129,6 @@ class Rule(nn.Module):
         padded = nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=torch.inf)
         self.register_buffer("calibration", padded)
         self.register_buffer("counts", torch.tensor([len(part) for part in parts]))
-        self.register_buffer("limits", threshold.calibrated.thresholds(threshold.false_alarms))
         for i, reference in enumerate(threshold.references):
             n = len(reference)
             p_values = (1 + n - torch.arange(n + 1)).double() / (n + 1)  # by the number of lower scores
@@ -120,14 +137,19 @@ class Rule(nn.Module):
             self.register_buffer(f"scale{i}", torch.tensor(conformal.tail_scale(reference), dtype=torch.float64))
         self.weights = threshold.weights
 
-    def forward(self, features: Tensor, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, ...), (M, B, C) and (B,) -> three of (B,): float, float, bool."""
+    def forward(
+        self, features: Tensor, logits: Tensor, label: Tensor, false_alarms: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, ...), (M, B, C), (B,) and (B, 1) or (1, 1) -> three of (B,): float, float, bool."""
         score = self._score([score(features, logits) for score in self.scores])
-        part = label if self.by_class else torch.zeros_like(label)
+        count = self.counts[label if self.by_class else torch.zeros_like(label)]
         lower = _lower(self.calibration[label] if self.by_class else self.calibration, score)
-        count = self.counts[part]
-        p_value = (1 + count - lower).double() / (count + 1)
-        return score, p_value.float(), ~(score <= self.limits[part])
+        rank = 1 + count - torch.minimum(lower, count)  # among the calibration scores and itself, from the top
+        p_value = rank.double() / (count + 1)
+        # Ranks are compared, with the rounding of `conformal`: 0.29 * 100 is 28.999999999999996. Rates in columns, so
+        # that one broadcasts over the batch. Without a number for a rate, everything is out.
+        allowed = false_alarms * (count[:, None] + 1) + 0.5e-9
+        return score, p_value.float(), ~(rank[:, None] > allowed).squeeze(1)
 
     def _score(self, values: list[Tensor]) -> Tensor:
         if len(values) == 1:
@@ -165,5 +187,5 @@ def _single_precision(score: FittedScore) -> FittedScore:
 
 
 def _lower(values: Tensor, score: Tensor) -> Tensor:
-    """How many values are lower than each score: (1 or B, n) and (B,) -> (B,)."""
-    return (values < score[:, None]).sum(-1)
+    """How many values are lower than each score, all for NaN, as searchsorted has it: (1 or B, n) and (B,) -> (B,)."""
+    return (~(values >= score[:, None])).sum(-1)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dissensus import __version__
 from dissensus._core import documents, tensors
-from dissensus._core.files import assembling, check_folder, make_folder, replacing
+from dissensus._core.files import check_folder, make_folder, replacing
+from dissensus._core.outputs import assembling
 from dissensus.backbones import BackboneDescription
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector

@@ -3,6 +3,7 @@
 import onnxruntime
 session = onnxruntime.InferenceSession("detector.onnx")
 label, logits, member_probs, score, p_value, verdict = session.run(None, {"images": pixels})    # (B, H, W, 3) uint8
+*_, verdict = session.run(None, {"images": pixels, "false_alarms": [[0.01]]})                   # at another rate
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from dissensus import __version__
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError
-from dissensus._core.files import assembling
+from dissensus._core.outputs import assembling
 from dissensus.backbones import engines, onnx_runtime
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
 from dissensus.export import parity
-from dissensus.export.graph import OUTPUTS, Graph, Score
+from dissensus.export.graph import OUTPUTS, RATE, Graph, Score
 from dissensus.export.targets import MARK, Written, check_file, register
 from dissensus.training.run import Run
 
@@ -34,20 +35,38 @@ BATCH_SIZES = (1, 2, 13)  # of the batches on which the file must agree with PyT
 @register("onnx")
 def to_onnx(run: Run, out: Path, *, input: str | None = None) -> Written:
     """One ONNX file: label, logits, members' probabilities, score, p-value and verdict, in batches of any size."""
+    detector, images = load(run, input)
+    write(detector, out, images=images)
+    return Written(out, "for ONNX Runtime, checked against PyTorch", uncalibrated=detector.threshold is None)
+
+
+def load(run: Run, input: str | None) -> tuple[Detector, bool]:
+    """Return the detector of a run, and whether its export takes images: by default, if it has a trunk."""
     detector = Detector.load(run.folder)
     if input == "images" and detector.backbone_info is None:
         raise DissensusError(
             f"--input images needs a trunk; {run.folder} was trained on features that name none: use --input features"
         )
-    write(detector, out, images=None if input is None else input == "images")
-    return Written(out, "for ONNX Runtime, checked against PyTorch", uncalibrated=detector.threshold is None)
+    return detector, detector.backbone_info is not None if input is None else input == "images"
 
 
 def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
     """Write one .onnx file that takes pixels, trunk inside, or features; None: pixels if the detector has a trunk."""
     extras.require("onnx", "an export to ONNX")
     check_file(out, ".onnx", _is_export)
-    images = detector.backbone_info is not None if images is None else images
+    with assembling(out) as path:
+        save(detector, path, images=detector.backbone_info is not None if images is None else images)
+
+
+def save(detector: Detector, path: Path, *, images: bool, batch_first: bool = False) -> None:
+    """Write the file, and compare what it computes with PyTorch.
+
+    Args:
+        detector: The detector, which is moved to the CPU.
+        path: The file to write.
+        images: Whether the graph takes pixels.
+        batch_first: For Triton: the batch is first in all outputs, and the false-alarm rate has no default.
+    """
     detector.to("cpu")
     if images and (engine := detector.members.engine) in engines.APPROXIMATE:
         raise DissensusError(
@@ -55,12 +74,31 @@ def write(detector: Detector, out: Path, *, images: bool | None = None) -> None:
             "--input features, or extract with --engine onnx and train again"
         )
     samples = _samples(detector, images=images)
-    graph = Graph(detector, images=images)
-    with assembling(out) as path:
-        _save(graph, samples[: BATCH_SIZES[1]], path, _metadata(detector, images=images))
-        session = onnx_runtime.session(path)
-        for batch in torch.split(samples, list(BATCH_SIZES)):
-            parity.check(detector, outputs_of(detector, batch, images=images), session(batch))
+    graph = Graph(detector, images=images, batch_first=batch_first)
+    _save(graph, samples[: BATCH_SIZES[1]], path, _metadata(detector, images=images))
+    session, rates = onnx_runtime.session(path), _rates(detector)
+    for batch in torch.split(samples, list(BATCH_SIZES)):
+        known = outputs_of(detector, batch, images=images)
+        if not rates or not batch_first:
+            parity.check(detector, known, _member_first(session(batch), batch_first))
+        for rate in rates:
+            column = torch.full((len(batch), 1), rate, dtype=torch.float64)
+            outputs = _member_first(session(batch, **{RATE: column}), batch_first)
+            parity.check(detector, known, outputs, false_alarms=rate)
+
+
+def _rates(detector: Detector) -> tuple[float, ...]:
+    """The false-alarm rates to compare verdicts at: the lowest that the calibration supports, the run's, and 1/2."""
+    rule = detector.threshold
+    return () if rule is None else (rule.calibrated.lowest, rule.false_alarms, 0.5)
+
+
+def _member_first(outputs: Mapping[str, Tensor], batch_first: bool) -> Mapping[str, Tensor]:
+    """Undo what `Graph` does with `batch_first`."""
+    if not batch_first:
+        return outputs
+    columns = {name: value if name == "logits" else value.transpose(0, 1) for name, value in outputs.items()}
+    return {name: value if name in ("logits", "member_probs") else value[0] for name, value in columns.items()}
 
 
 def _metadata(detector: Detector, *, images: bool) -> dict[str, str]:
@@ -78,7 +116,8 @@ def _metadata(detector: Detector, *, images: bool) -> dict[str, str]:
     if rule is not None:
         limits = [float(limit) for limit in rule.calibrated.thresholds(rule.false_alarms)]
         about["threshold"] = json.dumps(limits if rule.calibrated.by_class else limits[0])
-        about["false_alarms"] = repr(rule.false_alarms)
+        about[RATE] = repr(rule.false_alarms)
+        about["lowest_false_alarms"] = repr(rule.calibrated.lowest)
         about["promise"] = rule.promise
     return about
 
@@ -126,11 +165,16 @@ def _with_extremes(features: Tensor) -> Tensor:
 
 
 def _save(graph: Graph, batch: Tensor, path: Path, about: Mapping[str, str]) -> None:
-    outputs = OUTPUTS if graph.rule is not None else OUTPUTS[:4]
+    rate = torch.tensor([[float(about.get(RATE, "nan"))]], dtype=torch.float64)
+    calibrated = graph.rule is not None
+    outputs = OUTPUTS if calibrated else OUTPUTS[:4]
+    inputs = {about["input"]: batch, **({RATE: rate.repeat(len(batch), 1)} if calibrated else {})}
     try:
-        program = onnx_runtime.convert(graph, batch, [about["input"]], outputs)
+        program = onnx_runtime.convert(graph, tuple(inputs.values()), list(inputs), outputs)
     except Exception as error:  # a trunk, tail or score that cannot be traced may raise anything
         raise _not_traceable(graph, error) from error
+    if calibrated and not graph.batch_first:
+        onnx_runtime.set_default(program, RATE, rate)
     program.model.metadata_props.update(about)
     program.save(path, external_data=False)
 

@@ -19,8 +19,17 @@ from dissensus.functional import aggregates, expressions
 TOLERANCE = 1e-4
 
 
-def check(detector: Detector, known: Outputs, outputs: Mapping[str, Tensor]) -> None:
-    """Raise `DissensusError` if outputs differ from the detector's for features and logits computed by PyTorch."""
+def check(
+    detector: Detector, known: Outputs, outputs: Mapping[str, Tensor], *, false_alarms: float | None = None
+) -> None:
+    """Raise `DissensusError` if outputs differ from the detector's for features and logits computed by PyTorch.
+
+    Args:
+        detector: The detector.
+        known: Features and logits of the samples.
+        outputs: The outputs of the export for the same samples.
+        false_alarms: The rate at which the verdicts were made; None: the detector's.
+    """
     logits = known.logits
     answer = aggregates.AGGREGATES[detector.aggregate](logits)
     first, second = answer.topk(2).values.unbind(-1)
@@ -35,7 +44,7 @@ def check(detector: Detector, known: Outputs, outputs: Mapping[str, Tensor]) -> 
         return
     label = outputs["label"]
     _within("p_value", outputs["p_value"], *(rule.calibrated.p_values(score, label) for score in (high, low)))
-    limit = rule.limits(label)
+    limit = (rule if false_alarms is None else rule.at(false_alarms)).limits(label)
     clear = (low > limit) | (high <= limit)
     _same("verdict", outputs["verdict"][clear], (low > limit)[clear])
 

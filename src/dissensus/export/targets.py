@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import REMEDY
+from dissensus._core.outputs import writing
 from dissensus._core.places import place
 from dissensus._core.registry import Registry
 from dissensus.training.run import Run
@@ -70,7 +71,8 @@ def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str], **
             raise DissensusError(f"--{name} is not an option of --to {to}: leave it out")
     opened = Run.open(run)
     opened.check_single("export writes one backbone")
-    return target(opened, place(out), **given)
+    with writing(out):
+        return target(opened, place(out), **given)
 
 
 def check_file(out: Path, suffix: str, is_export: Callable[[Path], bool]) -> None:

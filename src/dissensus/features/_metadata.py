@@ -20,11 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dissensus._core import digests
 from dissensus._core.errors import DataError
 from dissensus._core.places import filesystem, is_remote, storage_errors
 
 Codes = NDArray[np.int64]
 Column = Literal["image_path", "label", "group", "digest"]
+REMEDY = "copy or write it again"
 COLUMNS: tuple[Column, ...] = ("image_path", "label", "group", "digest")
 MARK = {b"written_by": b"dissensus"}  # tells a folder of ours that lost its index from one of clip-retrieval
 
@@ -62,8 +64,8 @@ def write(rows: pa.Table, file: BinaryIO) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file of any place.
+def opened(path: Path, sha256: str | None = None) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file of any place; verify it, if its digest is given.
 
     Raises:
         DataError: If it is missing, damaged, or lacks a column that is asked for.
@@ -73,9 +75,13 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
             with storage_errors(path, missing=False):
                 fs, inside = filesystem(path)
                 data = fs.cat_file(inside)  # metadata is small
+            if sha256 is not None:
+                digests.check(path, digests.of_bytes(data), sha256, remedy=REMEDY)
             with pq.ParquetFile(pa.BufferReader(data)) as file:
                 yield file
         else:
+            if sha256 is not None:
+                digests.verify(path, sha256, remedy=REMEDY)
             with pq.ParquetFile(path) as file:
                 yield file
     except FileNotFoundError as error:
@@ -85,14 +91,22 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
         raise DataError(f"metadata must be Parquet as written; {path} is altered ({reason}): copy it again") from error
 
 
-def read_strings(path: Path, column: Column, rows: int) -> list[str]:
-    """Return a text column of a shard, which must have this many rows."""
-    values = [str(value) for value in _column(path, column).to_pylist()]
+def read_strings(path: Path, column: Column, rows: int, *, sha256: str | None = None) -> list[str]:
+    """Return a text column of a shard, which must have this many rows and, if it is given, this digest."""
+    values = [str(value) for value in _column(path, column, sha256).to_pylist()]
     _check_rows(path, len(values), rows)
     return values
 
 
-def read_codes(path: Path, column: str, lookup: Mapping[str, int], rows: int, *, numbered: bool = True) -> Codes:
+def read_codes(
+    path: Path,
+    column: str,
+    lookup: Mapping[str, int],
+    rows: int,
+    *,
+    numbered: bool = True,
+    sha256: str | None = None,
+) -> Codes:
     """Return the codes (rows,) of a column of labels or groups.
 
     Args:
@@ -101,11 +115,12 @@ def read_codes(path: Path, column: str, lookup: Mapping[str, int], rows: int, *,
         lookup: The code of each name; its size is the number of codes where the column holds numbers.
         rows: How many rows there must be.
         numbered: Whether numbers in the column are codes; otherwise they are names.
+        sha256: The digest of the file; None: it is not verified.
 
     Raises:
         DataError: If the file is damaged, or holds other values.
     """
-    values, inverse = distinct(path, column)
+    values, inverse = distinct(path, column, sha256)
     if numbered and values and isinstance(values[0], int):
         codes = np.array([value if 0 <= value < len(lookup) else -1 for value in values], np.int64)
     else:
@@ -119,13 +134,13 @@ def read_codes(path: Path, column: str, lookup: Mapping[str, int], rows: int, *,
     return codes[inverse]
 
 
-def distinct(path: Path, column: str) -> tuple[list[Any], NDArray[np.int32]]:
+def distinct(path: Path, column: str, sha256: str | None = None) -> tuple[list[Any], NDArray[np.int32]]:
     """Return the distinct values of a column, and for each row the number of its value among them.
 
     Raises:
         DataError: If a value is missing, or neither a number nor text.
     """
-    values = _column(path, column)
+    values = _column(path, column, sha256)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if not (
@@ -136,8 +151,8 @@ def distinct(path: Path, column: str) -> tuple[list[Any], NDArray[np.int32]]:
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
 
 
-def _column(path: Path, column: str) -> pa.Array:
-    with opened(path) as file:
+def _column(path: Path, column: str, sha256: str | None = None) -> pa.Array:
+    with opened(path, sha256) as file:
         if column not in file.schema_arrow.names:
             raise KeyError(f"no column {column}; it has {', '.join(file.schema_arrow.names)}")
         values = file.read([column]).column(0).combine_chunks()

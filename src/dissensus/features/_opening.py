@@ -16,6 +16,7 @@ import numpy as np
 from dissensus._core.errors import DataError
 from dissensus._core.places import files_in, filesystem
 from dissensus.features import _metadata, _shards
+from dissensus.features._files import NPY_ERRORS
 from dissensus.features._shards import FEATURES, INDEX, METADATA, Index, Shard, Shards, Written
 from dissensus.features._storage import Folder
 
@@ -69,6 +70,8 @@ class _Header(NamedTuple):
 class _Numbered(Folder):
     """A folder whose files are named by clip-retrieval: img_emb_0.npy or img_emb_000.npy, and so on."""
 
+    _recorded = False
+
     def __init__(self, folder: Path, index: Index, files: dict[int, tuple[str, str]], label: str | None) -> None:
         super().__init__(folder, index, columns={} if label is None else {"label": label}, numbered=False)
         self._files = files
@@ -78,9 +81,6 @@ class _Numbered(Folder):
 
     def _metadata(self, number: int) -> Path:
         return self.folder / METADATA / self._files[self.index.shards.number[number]][1]
-
-    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
-        """Nothing was recorded when the files were written."""
 
 
 def _open_clip_retrieval(folder: Path, arrays: dict[str, int], label_column: str | None) -> Folder:
@@ -172,7 +172,7 @@ def _header(path: Path) -> _Header:
             size = file.seek(0, 2)
             file.seek(max(0, size - PROBE))
             ends.append(file.read(PROBE))
-    except _shards.NPY_ERRORS as error:
+    except NPY_ERRORS as error:
         raise DataError(f"features must be .npy files; {path} cannot be read ({error}): copy it again") from error
     if fortran or dtype.hasobject:
         raise DataError(f"features must be arrays of numbers in C order; {path} is not: save it again with numpy.save")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tokenize import TokenError
 from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
@@ -21,10 +20,10 @@ import pyarrow as pa
 from pydantic import AfterValidator, Field, model_validator
 
 from dissensus._core import documents
-from dissensus._core.documents import Document, Part
+from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import DataError
 from dissensus._core.files import is_temporary, replacing
-from dissensus._core.places import files_in, filesystem, is_remote, storage_errors
+from dissensus._core.places import files_in
 from dissensus.features import _metadata
 from dissensus.features._metadata import Column
 from dissensus.features._provenance import Count, checked
@@ -32,11 +31,8 @@ from dissensus.functional.arrays import Array
 
 INDEX = "index.json"
 FEATURES, METADATA = "img_emb", "metadata"
-CHUNK = 2**20  # bytes that are hashed at a time
-# What NumPy raises for an .npy file that is damaged.
-NPY_ERRORS = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TypeError, TokenError)
+REMEDY = "copy or write it again"
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Dtype = Literal["float16", "float32"]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -117,7 +113,7 @@ class Index(Document):
     error = DataError
     remedy = "copy the folder again, or write the features again"
 
-    format: Literal["dissensus-features-3"] = "dissensus-features-3"
+    format: Literal["dissensus-features-4"] = "dissensus-features-4"
     written_by: str
     columns: tuple[Column, ...]
     shape: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -164,36 +160,15 @@ def read_index(folder: Path) -> Index:
         *zip(map(features_file, shards.number), shards.bytes, strict=True),
         *zip(map(metadata_file, shards.number), shards.metadata_bytes, strict=False),
     ):
-        size = sizes.get(path, -1)
-        if size != expected:
-            state = "missing" if size < 0 else f"{'truncated' if size < expected else 'altered'}, {size}"
-            raise DataError(
-                f"a shard must be as written, {expected} bytes; {folder / path} is {state}: copy or write it again"
-            )
+        check_size(folder / path, sizes.get(path, -1), expected)
     return index
 
 
-def verify_file(path: Path, sha256: str) -> None:
-    """Raise `DataError` if the bytes of a file of a shard are not those that were written."""
-    try:
-        with storage_errors(path, missing=False):
-            digest = digest_of(path)
-    except OSError as error:
-        raise DataError(f"a shard must be as written; {path} cannot be read: copy it again") from error
-    if digest != sha256:
-        raise DataError(f"a shard must be as written; {path} is altered, its sha256 differs: copy or write it again")
-
-
-def digest_of(path: Path) -> str:
-    """Return the sha256 of a file of any place."""
-    if not is_remote(path):
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    digest, (fs, inside) = hashlib.sha256(), filesystem(path)
-    with fs.open(inside, "rb") as remote:
-        while chunk := remote.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def check_size(path: Path, size: int, expected: int) -> None:
+    """Raise `DataError` if a file of a shard has another size than when it was written; -1: it is missing."""
+    if size != expected:
+        state = "missing" if size < 0 else f"{'truncated' if size < expected else 'altered'}, {size}"
+        raise DataError(f"a shard must be as written, {expected} bytes; {path} is {state}: {REMEDY}")
 
 
 def write_shard(folder: Path, number: int, features: Array, metadata: pa.Table) -> Shard:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dissensus._core.errors import DataError
+from dissensus._core.terminal import printable
 from dissensus.features import _metadata
-from dissensus.features.extraction import one_line
 from dissensus.features.loader import Batch, Reader, Request, read, read_iterable
 from dissensus.functional.arrays import Array
 from dissensus.images import BadImage, ImageSet, ImageStream, Streamed
@@ -72,7 +72,7 @@ class Collected:
     def add(self, batch: Batch, features: Array) -> None:
         """Add a batch and the features of its readable images."""
         self.features.append(features)
-        names = [one_line(name) for name in batch.names]
+        names = [printable(name) for name in batch.names]
         self.names += [names[i] for i in batch.readable]
         self.digests += batch.digests
         self.errors += [(names[i], reason) for i, reason in batch.errors.items()]

@@ -1,4 +1,4 @@
-"""Storage: where the rows of a `FeatureSet` are, in memory or in the shards of a folder.
+"""Storage: where the rows of a `FeatureSet` are, in memory (`_memory`) or in the shards of a folder.
 
 Both have the same interface. Rows are read by number, in the stored dtype, only when they are requested.
 """
@@ -19,20 +19,24 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus._core import digests
+from dissensus._core.digests import State
 from dissensus._core.errors import DataError
 from dissensus._core.places import filesystem, is_remote, local_copy, storage_errors
 from dissensus.features import _metadata, _shards
+from dissensus.features._files import NPY_ERRORS, ShardFile
 from dissensus.features._shards import Index
 from dissensus.functional.arrays import Array
 
 Kind = Literal["label", "group"]
+Text = Literal["image_path", "digest"]
 Rows = NDArray[np.int64]
 T = TypeVar("T")
 
-MAPS = 256  # shards that are mapped at once; Linux allows 65,530 maps per process
+OPEN = 256  # shards that are open at once; Linux allows 1,024 files per process by default
+KEPT = 2**27  # bytes of a set that may be kept in memory; larger ones are read row by row, whatever the order
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
 WHOLE_SHARE = 0.5  # of a shard's rows; if as many are read, a shard at a URL is copied as a whole
-CONSECUTIVE = 32  # neighbouring rows that are read by one request
 CODES = 128  # shards whose labels or groups are kept in memory
 
 
@@ -57,65 +61,21 @@ class Storage(Protocol):
     def counts(self) -> NDArray[np.int64]:
         """The rows of each class (C,); classes after the largest label may be left out."""
 
-    def paths(self, rows: Rows) -> list[str] | None:
-        """Return the paths of the images of these rows; None if unknown."""
+    def texts(self, column: Text, rows: Rows) -> list[str] | None:
+        """Return the paths or digests of the images of these rows; None if unknown."""
 
     def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
         """Return a sha256 of values and order, and of codes and these names; without codes if `names` is None."""
 
-    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
-        """Raise `DataError` if a file has changed since it was written, now or when it is first read.
-
-        `progress` wraps the numbers of the shards.
-        """
-
-
-class Memory:
-    """Rows in arrays."""
-
-    def __init__(self, features: Array, labels: Rows | None, groups: Rows | None) -> None:
-        self._features, self._codes = features, {"label": labels, "group": groups}
-        self.count, self.shape, self.dtype = len(features), features.shape[1:], features.dtype
-        self.kinds = frozenset(kind for kind, codes in self._codes.items() if codes is not None)
-        self._values = ""  # sha256 of the features, once it is known
-
-    def read(self, rows: Rows) -> Array:
-        return self._features[rows]
-
-    def expect(self, ranges: Sequence[range]) -> None:
-        """Do nothing: there is no disk."""
-
-    def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
-        codes = self._codes[kind]
-        assert codes is not None  # the caller looks at `kinds`
-        return codes if rows is None else codes[rows]
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        return np.bincount(self.codes("label"))
-
-    def paths(self, rows: Rows) -> list[str] | None:
-        return None
-
-    def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
-        if not self._values:
-            values, step = hashlib.sha256(), max(1, 2**22 // math.prod(self.shape))
-            for start in range(0, self.count, step):
-                values.update(np.ascontiguousarray(self._features[start : start + step]).data)
-            self._values = values.hexdigest()
-        digest = hashlib.sha256(json.dumps([self.count, self.shape, str(self.dtype), names, self._values]).encode())
-        for codes in () if names is None else self._codes.values():
-            digest.update(b"none" if codes is None else codes.tobytes())
-        return digest.hexdigest()
-
-    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
-        """Do nothing: there are no files."""
+    def verify(self, progress: Callable[[range], Any]) -> None:
+        """Raise `DataError` if a file has changed since it was written; `progress` wraps the numbers of the shards."""
 
 
 class Folder:
-    """Rows in the shards of a folder, which are mapped on demand; at most `MAPS` at once.
+    """Rows in the shards of a folder, which are opened on demand; at most `OPEN` at once.
 
-    Shards at a URL are copied to temporary files first, at most `COPIES` bytes of them at once.
+    Files are verified before they are read for the first time, and again if their size or date has changed. Shards at a
+    URL are copied to temporary files first, at most `COPIES` bytes of them at once.
 
     Args:
         folder: The folder.
@@ -123,6 +83,8 @@ class Folder:
         columns: The columns of labels and groups, if they have other names in the metadata.
         numbered: Whether numbers in these columns are codes; otherwise they are names.
     """
+
+    _recorded = True  # whether the index has the digests of the files
 
     def __init__(
         self, folder: Path, index: Index, *, columns: dict[str, str] | None = None, numbered: bool = True
@@ -140,27 +102,48 @@ class Folder:
             for kind, names in (("label", index.classes), ("group", index.group_names)):
                 if len(self._lookup[kind]) < len(names):
                     self._lookup[kind] = {f"{i}: {name}": i for i, name in enumerate(names)}
-        most = MAPS if not is_remote(folder) else max(1, min(MAPS, COPIES // max(index.shards.bytes)))
+        most = OPEN if not is_remote(folder) else max(1, min(OPEN, COPIES // max(index.shards.bytes)))
         self._by_range = is_remote(folder) and sum(index.shards.bytes) > COPIES  # more than can be kept as copies
-        self._maps = _Recent[Array](most)
+        self._keep = sum(index.shards.bytes) <= KEPT
+        self._open = _Recent[ShardFile](most)
         self._known = _Recent[NDArray[np.int64]](CODES)
-        self._verify_when_read = False
-        self._verified: set[str] = set()  # files, by path under the folder
 
     def read(self, rows: Rows) -> Array:
-        local = not is_remote(self.folder)
-        if local and len(rows) >= CONSECUTIVE and bool((np.diff(rows) == 1).all()):
-            return self._read_range(range(int(rows[0]), int(rows[-1]) + 1))
         if len(self.index.shards) == 1:
-            return self._map(0)[rows]
+            return self._read(0, rows)
         values = np.empty((len(rows), *self.shape), self.dtype)
         for shard, here, inside in self._by_shard(rows):
             few = len(inside) < WHOLE_SHARE * self.index.shards.rows[shard]
-            if few and self._by_range and shard not in self._maps:
+            if few and self._by_range and (shard, None) not in self._open:
                 values[here] = self._fetch(shard, inside)
             else:
-                values[here] = self._map(shard)[inside]
+                values[here] = self._read(shard, inside)
         return values
+
+    def _read(self, number: int, rows: Rows) -> Array:
+        """Return rows of a shard; raise `DataError` if its file is not what was written, or ends before them."""
+        path = self._features(number)
+        try:
+            with storage_errors(path, missing=False):
+                state = None if is_remote(path) else State.of(path)
+                return self._open((number, state), lambda: self._opened(number)).read(rows)
+        except FileNotFoundError as error:
+            raise DataError(f"a shard must be as written; {path} is missing: {_shards.REMEDY}") from error
+        except EOFError as error:
+            raise DataError(f"a shard must be as written; {path} is truncated: {_shards.REMEDY}") from error
+        except NPY_ERRORS as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"a shard must be as written; {path} is altered, {error}: {_shards.REMEDY}") from error
+
+    def _opened(self, number: int) -> ShardFile:
+        path, shards = self._features(number), self.index.shards
+        # A temporary copy is deleted once it is open: its space is freed with the file, however the process ends.
+        with local_copy(path) as file:
+            _shards.check_size(path, file.stat().st_size, shards.bytes[number])
+            if self._recorded:
+                digests.verify(path, shards.sha256[number], remedy=_shards.REMEDY, copy=file)
+            return ShardFile(file, shards.rows[number], self.shape, self.dtype, keep=self._keep)
 
     def expect(self, ranges: Sequence[range]) -> None:
         if is_remote(self.folder) or not hasattr(os, "posix_fadvise"):
@@ -173,24 +156,6 @@ class Folder:
             with suppress(OSError), open(self._features(shard), "rb") as file:  # reading will raise what is wrong
                 for start, length in parts:
                     os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
-
-    def _read_range(self, rows: range) -> Array:
-        """Return consecutive rows by one request per shard: through the map, every page would be a request."""
-        values: Array = np.empty((len(rows), *self.shape), self.dtype)
-        data, end = values.reshape(-1).view(np.uint8).data, 0
-        for shard, start, length in self._spans(rows):
-            self._map(shard)  # verifies the shard and its header, once
-            path, filled, end = self._features(shard), end, end + length
-            try:
-                with open(path, "rb", buffering=0) as file:
-                    file.seek(start)
-                    while filled < end and (count := file.readinto(data[filled:end])):
-                        filled += count
-            except OSError as error:
-                raise DataError(f"a shard must be as written; {path} cannot be read: copy it again") from error
-            if filled < end:
-                raise DataError(f"a shard must be as written; {path} is truncated: copy or write it again")
-        return values
 
     def _spans(self, rows: range) -> list[tuple[int, int, int]]:
         """Return where consecutive rows are: the number of each shard, the first byte in its file, and how many."""
@@ -219,9 +184,9 @@ class Folder:
             try:
                 data = b"".join(fs.cat_ranges([inside] * len(runs), begins, ends, on_error="raise"))
             except FileNotFoundError as error:
-                raise DataError(f"a shard must be as written; {path} is missing: copy or write it again") from error
+                raise DataError(f"a shard must be as written; {path} is missing: {_shards.REMEDY}") from error
         if len(data) != len(unique) * row_bytes:
-            raise DataError(f"a shard must be as written; {path} is truncated: copy or write it again")
+            raise DataError(f"a shard must be as written; {path} is truncated: {_shards.REMEDY}")
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape)[inverse]
 
     def codes(self, kind: Kind, rows: Rows | None = None) -> NDArray[np.int64]:
@@ -236,18 +201,18 @@ class Folder:
     def counts(self) -> NDArray[np.int64]:
         return np.array(self.index.class_counts, np.int64)
 
-    def paths(self, rows: Rows) -> list[str] | None:
-        if "image_path" not in self.index.columns:
+    def texts(self, column: Text, rows: Rows) -> list[str] | None:
+        if column not in self.index.columns:
             return None
-        paths = [""] * len(rows)
+        texts = [""] * len(rows)
         for shard, here, inside in self._by_shard(rows):
-            self._check_metadata(shard)
             with storage_errors(self.folder, missing=False):
-                rows_here = self.index.shards.rows[shard]
-                names = _metadata.read_strings(self._metadata(shard), "image_path", rows_here)
+                values = _metadata.read_strings(
+                    self._metadata(shard), column, self.index.shards.rows[shard], sha256=self._sha256(shard)
+                )
             for position, i in zip(here.tolist(), inside.tolist(), strict=True):
-                paths[position] = names[i]
-        return paths
+                texts[position] = values[i]
+        return texts
 
     def fingerprint(self, names: Sequence[Sequence[str]] | None) -> str:
         shards = self.index.shards
@@ -255,18 +220,14 @@ class Folder:
         facts = [self.count, self.shape, str(self.dtype), names, shards.rows, shards.sha256, about]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def verify(self, progress: Callable[[range], Any], *, when_read: bool = False) -> None:
-        self._verify_when_read = when_read
-        for number in () if when_read else progress(range(len(self.index.shards))):
-            for name, written in self.index.shards[number].files.items():
-                _shards.verify_file(self.folder / name, written.sha256)
-                self._verified.add(name)
+    def verify(self, progress: Callable[[range], Any]) -> None:
+        for number in progress(range(len(self.index.shards))):
+            for name, written in self.index.shards[number].files.items() if self._recorded else ():
+                digests.verify(self.folder / name, written.sha256, remedy=_shards.REMEDY)
 
-    def _check_read(self, name: str, sha256: tuple[str, ...], number: int) -> None:
-        """Verify a file of a shard before it is read for the first time, if `verify` was called with `when_read`."""
-        if self._verify_when_read and name not in self._verified:
-            _shards.verify_file(self.folder / name, sha256[number])
-            self._verified.add(name)
+    def _sha256(self, number: int) -> str | None:
+        """The digest of the metadata of a shard; None if none was recorded."""
+        return self.index.shards.metadata_sha256[number] if self._recorded else None
 
     def _by_shard(self, rows: Rows) -> list[tuple[int, Rows, Rows]]:
         """Return for each shard in turn: its number, the positions in `rows` that it holds, and the rows in it."""
@@ -278,32 +239,6 @@ class Folder:
             for i in np.flatnonzero(np.diff(cuts)).tolist()
         ]
 
-    def _map(self, number: int) -> Array:
-        shards = self.index.shards
-        self._check_read(_shards.features_file(shards.number[number]), shards.sha256, number)
-        return self._maps(number, lambda: self._open(number))
-
-    def _open(self, number: int) -> Array:
-        shards = self.index.shards
-        path = self._features(number)
-        expected = (shards.rows[number], *self.shape), self.dtype
-        try:
-            # A temporary copy is deleted once it is mapped: its space is freed with the map, however the process ends.
-            with storage_errors(path, missing=False), local_copy(path) as file:
-                # As a plain array: np.memmap is a subclass, which makes every indexing slower.
-                array: Array = np.asarray(np.lib.format.open_memmap(file, mode="r"))
-            if (array.shape, array.dtype) != expected or not array.flags.c_contiguous:
-                raise ValueError(f"it holds {array.dtype} {array.shape}")
-        except FileNotFoundError as error:
-            raise DataError(f"a shard must be as written; {path} is missing: copy or write it again") from error
-        except _shards.NPY_ERRORS as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(
-                f"{path} must hold what {_shards.INDEX} says; it is altered, {error}: copy it again"
-            ) from error
-        return array
-
     def _features(self, number: int) -> Path:
         return self.folder / _shards.features_file(self.index.shards.number[number])
 
@@ -311,12 +246,7 @@ class Folder:
         return self.folder / _shards.metadata_file(self.index.shards.number[number])
 
     def _shard_codes(self, kind: Kind, number: int) -> NDArray[np.int64]:
-        self._check_metadata(number)
         return self._known((kind, number), lambda: self._read_codes(kind, number))
-
-    def _check_metadata(self, number: int) -> None:
-        shards = self.index.shards
-        self._check_read(_shards.metadata_file(shards.number[number]), shards.metadata_sha256, number)
 
     def _read_codes(self, kind: Kind, number: int) -> NDArray[np.int64]:
         path = self._metadata(number)
@@ -327,6 +257,7 @@ class Folder:
                 self._lookup[kind],
                 self.index.shards.rows[number],
                 numbered=self._numbered,
+                sha256=self._sha256(number),
             )
 
 

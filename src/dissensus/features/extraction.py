@@ -38,7 +38,7 @@ from dissensus.functional.arrays import Array
 PLAN, STOP, BAD = "plan.json", "plan.stop", "bad.tsv"
 READERS = 16  # threads that read receipts at a URL
 
-Errors = Sequence[tuple[str, str]]  # names of images, as `one_line` has them, and why they cannot be read
+Errors = Sequence[tuple[str, str]]  # names of images, as `printable` has them, and why they cannot be read
 
 
 class Plan(Document):
@@ -47,7 +47,7 @@ class Plan(Document):
     error = DataError
     remedy = "delete the folder, or choose another"
 
-    format: Literal["dissensus-plan-2"] = "dissensus-plan-2"
+    format: Literal["dissensus-plan-3"] = "dissensus-plan-3"
     backbone: BackboneDescription
     images: str  # fingerprint
     augment: int
@@ -77,7 +77,7 @@ class Receipt(Document):
 
     error = DataError
 
-    format: Literal["dissensus-shard-2"] = "dissensus-shard-2"
+    format: Literal["dissensus-shard-3"] = "dissensus-shard-3"
     shard: Shard | None
     columns: tuple[Column, ...]  # of its metadata
     bad: tuple[tuple[str, str], ...]  # name, reason
@@ -340,9 +340,3 @@ def bad_names(folder: Path) -> set[str]:
     """Return the images that a finished folder lists as unreadable, by the names in its list."""
     text = (folder / BAD).read_text(encoding="utf-8") if (folder / BAD).is_file() else ""
     return {line.partition("\t")[0] for line in text.split("\n") if line}
-
-
-def one_line(name: str) -> str:
-    """Return a name with tabs, line breaks and bytes that are not UTF-8 written out."""
-    name = name.encode("utf-8", "backslashreplace").decode()
-    return name.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")

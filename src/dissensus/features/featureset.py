@@ -29,15 +29,17 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError
 from dissensus._core.places import place, storage_errors
 from dissensus.features import _opening
+from dissensus.features._memory import Memory
 from dissensus.features._provenance import passes_of, plain
 from dissensus.features._rows import positions
-from dissensus.features._storage import Kind, Memory, Storage
+from dissensus.features._storage import Kind, Storage, Text
 from dissensus.features.npz import read_npz
 from dissensus.features.writer import FeatureWriter
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Array, Values
 
 WHOLE = 2**24  # up to this many rows, all labels are read at once
+TEXTS = 2**20  # rows whose paths and digests are read at once: rows in random order may need the metadata of all shards
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,7 +116,7 @@ class FeatureSet:
         Args:
             folder: A folder written by `save`, `FeatureWriter` or `extract`; one that clip-retrieval wrote, with
                 `img_emb/*.npy` and `metadata/*.parquet`; or an .npz file, which is loaded. A path or a URL.
-            verify: Read all shards and check their sha256, besides their sizes.
+            verify: Read all files now and compare their sha256, which otherwise happens when they are used.
             label_column: The column of clip-retrieval's metadata that holds the labels; None: "label", "class", "cls"
                 or none.
 
@@ -142,7 +144,10 @@ class FeatureSet:
         return features
 
     def save(self, folder: str | os.PathLike[str], *, dtype: str = "float16", shard_rows: int = 65536) -> FeatureSet:
-        """Write the set to a new or empty folder, and open it there; see `FeatureWriter` for the options."""
+        """Write the set to a new or empty folder, and open it there; see `FeatureWriter` for the options.
+
+        Labels, groups, and the paths and digests of images are written too, where they are known.
+        """
         with FeatureWriter(
             folder,
             shape=self.shape,
@@ -153,21 +158,28 @@ class FeatureSet:
             # its own passes: a subset of an augmented set may have others
             provenance={**self.provenance, "passes": self.passes} if "passes" in self.provenance else self.provenance,
         ) as writer:
-            for x, at in self.batches(max(1, 2**22 // self.width)):
-                y = None if self.labels is None else self.labels[at]
-                writer.add(x, y, None if self.groups is None else self.groups[at])
+            for begin in range(0, len(self), TEXTS):
+                part = slice(begin, min(begin + TEXTS, len(self)))
+                paths, digests = self.paths(part), self.digests(part)
+                for x, here in self.subset(part).batches(max(1, 2**22 // self.width)):
+                    at = slice(begin + here.start, begin + here.stop)
+                    writer.add(
+                        x,
+                        None if self.labels is None else self.labels[at],
+                        None if self.groups is None else self.groups[at],
+                        paths=None if paths is None else paths[here],
+                        digests=None if digests is None else digests[here],
+                    )
         return FeatureSet.open(folder)
 
-    def verify(self, progress: bool = False, *, when_read: bool = False) -> None:
-        """Raise `DataError` if the bytes of a shard have changed since it was written.
+    def verify(self, progress: bool = False) -> None:
+        """Raise `DataError` if a file has changed since it was written; otherwise each is verified when it is read.
 
         Args:
             progress: Show a progress bar.
-            when_read: Check each shard when it is first read, instead of all now.
         """
         name = "" if self.folder is None else self.folder.name
-        bar = partial(tqdm, desc=f"verify {name}", disable=not progress)
-        self._storage.verify(bar, when_read=when_read)
+        self._storage.verify(partial(tqdm, desc=f"verify {name}", disable=not progress))
 
     def __len__(self) -> int:
         return self._storage.count if self._index is None else len(self._index)
@@ -300,8 +312,15 @@ class FeatureSet:
 
     def paths(self, index: Values | slice) -> list[str] | None:
         """Return where the images of these rows came from, as extraction wrote it; None if unknown."""
+        return self._texts("image_path", index)
+
+    def digests(self, index: Values | slice) -> list[str] | None:
+        """Return the digests of the images of these rows, which equal files share; None if unknown."""
+        return self._texts("digest", index)
+
+    def _texts(self, column: Text, index: Values | slice) -> list[str] | None:
         rows = positions(index, len(self)).reshape(-1)
-        return self._storage.paths(rows if self._index is None else self._index[rows])
+        return self._storage.texts(column, rows if self._index is None else self._index[rows])
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, slice]]:
         """Yield all rows in order as (features (batch_size, ...), slice); the last batch may be short."""

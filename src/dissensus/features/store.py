@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dissensus._core import documents
 from dissensus._core.errors import DataError, RunError
-from dissensus._core.files import cannot_write, is_temporary, make_folder, remove_temporaries
+from dissensus._core.files import cannot_write, is_temporary, make_folder, remove_empty, remove_temporaries
 from dissensus._core.locks import locked
 from dissensus._core.places import is_remote, storage_errors
 from dissensus.features import _metadata
@@ -86,7 +86,7 @@ class Store:
         folders = [self.folder / FEATURES, self.folder / METADATA, self.folder]
         created = [path for path in (*folders, *self.folder.parents) if not path.exists()]
         with contextlib.ExitStack() as stack:
-            stack.callback(_remove_empty, created)
+            stack.callback(remove_empty, created)
             with self.writing():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(self.folder / LOCK))
@@ -231,9 +231,3 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     if all(value.isascii() and value.removeprefix("-").isdigit() for value in values):
         values.sort(key=int)
     return tuple(values)
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):  # not empty
-            folder.rmdir()

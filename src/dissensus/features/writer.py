@@ -69,7 +69,7 @@ class FeatureWriter:
         self._tops = {"labels": -1, "groups": -1}
         self._capacity = max(1, min(shard_rows, SHARD_BYTES // (4 * math.prod(self.shape) or 1)))
         self._buffer: dict[str, Tensor] = {}
-        self._paths: list[str] | None = None
+        self._texts: dict[str, list[str]] = {}  # paths and digests
         self._filled = 0
         self._columns: list[str] = []
         self._shards: list[Shard] = []
@@ -103,6 +103,7 @@ class FeatureWriter:
         groups: Values | None = None,
         *,
         paths: Sequence[str] | None = None,
+        digests: Sequence[str] | None = None,
     ) -> None:
         """Append a batch of rows.
 
@@ -111,6 +112,8 @@ class FeatureWriter:
             labels: (B,), in every batch or in none.
             groups: (B,), in every batch or in none.
             paths: Where the rows come from, B of them, in every batch or in none.
+            digests: The digests of the image files, as `ImageSet.load` returns them, B of them, in every batch or in
+                none.
 
         Raises:
             DataError: If a row breaks a rule; then none of the batch is added.
@@ -124,21 +127,20 @@ class FeatureWriter:
             if values is not None:
                 batch[kind] = arrays.check_codes(kind, values, len(x), self._names[kind], first=self.count)
         batch["features"] = x
-        if paths is not None and len(paths) != len(x):
-            raise DataError(f"every row has one path; got {len(paths)} for {len(x)} rows: pass those of these rows")
-        for path in paths or ():
-            if not (text := str(path)).isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-                raise DataError(f"paths must be UTF-8; {text!r} is not: rename the file")
+        texts = {
+            name: _check_texts(name, values, len(x))
+            for name, values in (("paths", paths), ("digests", digests))
+            if values is not None
+        }
         if not self._buffer:
             dtypes = {"features": getattr(torch, self.dtype)}
             self._buffer = {
                 kind: torch.empty(self._capacity, *values.shape[1:], dtype=dtypes.get(kind, torch.int64))
                 for kind, values in batch.items()
             }
-            self._paths = None if paths is None else []
-        if batch.keys() != self._buffer.keys() or (paths is None) != (self._paths is None):
-            had = ", ".join([*self._buffer, *["paths"] * (self._paths is not None)])
-            has = ", ".join([*batch, *["paths"] * (paths is not None)])
+            self._texts = {name: [] for name in texts}
+        if batch.keys() != self._buffer.keys() or texts.keys() != self._texts.keys():
+            had, has = (", ".join([*columns, *more]) for columns, more in ((self._buffer, self._texts), (batch, texts)))
             raise DataError(f"every batch must have the same columns; got {has} after {had}: add what is missing")
         for kind in batch.keys() & self._tops.keys():
             self._tops[kind] = max(self._tops[kind], int(batch[kind].max(initial=-1)))
@@ -149,8 +151,8 @@ class FeatureWriter:
                 rows = values[done : done + size]
                 target = self._buffer[kind][self._filled : self._filled + size]
                 target.copy_(arrays.to_float32(rows) if kind == "features" else torch.from_numpy(rows))
-            if self._paths is not None and paths is not None:
-                self._paths += map(str, paths[done : done + size])
+            for name, values in texts.items():
+                self._texts[name] += values[done : done + size]
             done, self._filled = done + size, self._filled + size
             if self._filled == self._capacity:
                 self._flush()
@@ -176,12 +178,13 @@ class FeatureWriter:
             if kind in codes
         }
         self._open = False  # for good if the write fails: the buffer then holds part of a batch
-        metadata = _metadata.table(image_path=self._paths, **columns)
+        paths, digests = self._texts.get("paths"), self._texts.get("digests")
+        metadata = _metadata.table(image_path=paths, digest=digests, **columns)
         self._columns = metadata.column_names
         features = self._buffer["features"][: self._filled].numpy()
         self._shards.append(self._store.write_shard(len(self._shards), features, metadata))
         self._open = True
-        self._filled, self._paths = 0, None if self._paths is None else []
+        self._filled, self._texts = 0, {name: [] for name in self._texts}
 
     def _finish(self) -> None:
         """Write the rest of the buffer, then the index."""
@@ -199,3 +202,14 @@ class FeatureWriter:
             classes=arrays.default_names(self._names["labels"], self._tops["labels"]),
             group_names=arrays.default_names(self._names["groups"], self._tops["groups"]),
         )
+
+
+def _check_texts(name: str, values: Sequence[str], rows: int) -> list[str]:
+    """Return paths or digests as strings; raise if there is not one for each row, or one is not UTF-8."""
+    if len(values) != rows:
+        raise DataError(f"every row has one of the {name}; got {len(values)} for {rows} rows: pass those of these rows")
+    texts = list(map(str, values))
+    for text in texts:
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise DataError(f"{name} must be UTF-8; {text!r} is not: rename the file")
+    return texts

@@ -1,4 +1,4 @@
-"""Comparisons of scores and of answers sample by sample: placements, whose mean is the AUROC, and accuracy gaps."""
+"""Comparisons of scores, answers and members: placements, whose mean is the AUROC, accuracy gaps, disagreement."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ def accuracy_gap(correct: Tensor, best: Tensor) -> tuple[float, float]:
     """How much less accurate answers are than the best ones on the same samples, and the standard error: 0/1 (n,)."""
     difference = best.double() - correct.double()
     return float(difference.mean()), float(difference.std(correction=0)) / math.sqrt(len(difference))
+
+
+def disagreement(votes: Tensor) -> Tensor:
+    """The share of pairs of members that predict different classes: (M, B) -> (B,) float32; of one member 0.
+
+    >>> disagreement(torch.tensor([[0, 1], [0, 1], [0, 2]]))
+    tensor([0.0000, 0.6667])
+    """
+    members = len(votes)
+    if members == 1:
+        return torch.zeros(votes.shape[1:])
+    agreeing = torch.stack([(votes == vote).sum(0) for vote in votes]).sum(0) - members  # each pair twice
+    return 1 - agreeing.float() / (members * (members - 1))

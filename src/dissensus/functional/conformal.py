@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from scipy import special
+from scipy import special, stats
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
+
+LEAST_RATE = 1e-9  # needs a thousand million samples
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ class Calibrated:
     def by_class(self) -> bool:
         """Whether each predicted class is calibrated separately."""
         return len(self.values) > 1
+
+    @property
+    def lowest(self) -> float:
+        """The lowest false-alarm rate that the calibration supports: 1 / (n + 1), of the class with the fewest samples.
+
+        >>> Calibrated((torch.arange(99.0),)).lowest
+        0.01
+        """
+        return 1 / (1 + min(map(len, self.values)))
 
     def p_values(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
         """P-values of scores, given predicted labels if calibrated by class: (B,) -> (B,) float64."""
@@ -155,10 +166,23 @@ def evidence(references: Sequence[Tensor], scores: Sequence[Tensor], weights: Se
     return torch.stack([w * Evidence.of(r)(s) for r, s, w in triples]).sum(0).float()
 
 
+def discoveries(p_values: Tensor, share: float) -> Tensor:
+    """Which samples of a batch are OOD, so that at most a share of those is not, in expectation: (B,) -> (B,) bool.
+
+    Benjamini and Hochberg's procedure, which conformal p-values of one calibration set allow (Bates et al. 2023).
+    """
+    check_rate(share)
+    if not len(p_values):
+        return torch.zeros(0, dtype=torch.bool)
+    return torch.from_numpy(stats.false_discovery_control(p_values.double().numpy())) <= share
+
+
 def check_rate(rate: float) -> None:
     """Raise if a false-alarm rate is not in (0, 1)."""
     if not 0 < rate < 1:
         raise DissensusError(f"the false-alarm rate must lie between 0 and 1; got {rate:g}: try 0.05")
+    if rate < LEAST_RATE:
+        raise DissensusError(f"the false-alarm rate must be {LEAST_RATE:g} or more; got {rate:g}: try 0.05")
 
 
 def _allowed(rate: float, n: int) -> int:

@@ -10,6 +10,7 @@ Paths are local or fsspec URLs. Listing an image reads its size, never its conte
 sent to worker processes.
 """
 
+from dissensus.images._files import lines_of
 from dissensus.images._lists import IMAGE_COLUMNS
 from dissensus.images._paths import LISTINGS, is_one_image, walk
 from dissensus.images._patterns import is_stream
@@ -22,6 +23,7 @@ from dissensus.images.decoding import (
     load_image,
     pixel_digest,
     read_image,
+    size_of,
     to_rgb,
 )
 from dissensus.images.imageset import ImageSet
@@ -42,9 +44,11 @@ __all__ = [
     "digest",
     "is_one_image",
     "is_stream",
+    "lines_of",
     "load_image",
     "pixel_digest",
     "read_image",
+    "size_of",
     "thumbnail",
     "to_rgb",
     "walk",

@@ -6,23 +6,25 @@ Nothing here keeps a file system or an open file: connections do not survive a f
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import posixpath
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dissensus._core.errors import DataError
 from dissensus._core.places import as_text, filesystem, is_url, place, storage_problem
 
 PathLike = str | os.PathLike[str]
 LISTINGS_AT_ONCE = 16
-# s3fs asks for the size first, to divide large files; images are small.
-ONE_REQUEST = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
+LINE = 2**16  # characters
+MAX_BYTES = 2**28  # of one image file; a larger one is not read
 
 
 def several(paths: PathLike | Sequence[PathLike]) -> Sequence[PathLike]:
@@ -56,16 +58,49 @@ def shared_folders(folders: Collection[Sequence[str]]) -> int:
     return next((i for i, parts in columns if len(set(parts)) > 1), min(map(len, folders), default=0))
 
 
+def open_file(path: str) -> BinaryIO:
+    """Open a local file for reading; raise OSError for a pipe, a device or a socket, which may never end."""
+    _check_kind(os.stat(path).st_mode)  # before it is opened, to which a device may react
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    try:
+        _check_kind(os.fstat(file.fileno()).st_mode)  # it may have been replaced meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _check_kind(mode: int) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder raises an error that says so
+        raise OSError("not a regular file")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe is not waited for
+
+
+def check_size(size: int) -> None:
+    """Raise OSError if an image file of so many bytes is not read."""
+    if size > MAX_BYTES:
+        raise OSError(f"{size / 1e6:,.0f} MB, more than the limit of {MAX_BYTES / 1e6:.0f} MB")
+
+
 def read_bytes(path: str) -> bytes:
-    """Return the contents of a file."""
+    """Return the contents of an image file; raise OSError if it is not a regular file, or larger than `MAX_BYTES`."""
     if is_url(path):
-        fs, inside = storage(path)
-        return cast(bytes, fs.cat_file(inside, **ONE_REQUEST.get(path.partition("://")[0], {})))
-    mode = os.stat(path).st_mode
-    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-        raise OSError("not a file")  # a pipe or a device, which may never end
-    with open(path, "rb") as file:
-        return file.read()
+        try:
+            data = read_part(path, 0, MAX_BYTES + 1)
+        except Exception as error:  # each library has its own
+            if "range not satisfiable" not in str(error).lower().replace("is ", ""):
+                raise
+            data = b""  # an empty file has no range of bytes
+    else:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_size(size)
+            data = file.read(size + 1) or b""  # not to the end: those of /proc have none, and None is no data yet
+    check_size(len(data))
+    return data
 
 
 def read_part(path: str, start: int, size: int) -> bytes:
@@ -73,7 +108,7 @@ def read_part(path: str, start: int, size: int) -> bytes:
     if is_url(path):
         fs, inside = storage(path)
         return cast(bytes, fs.cat_file(inside, start=start, end=start + size)) if size else b""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(start)
         return file.read(size)
 
@@ -86,14 +121,25 @@ def opened(path: str) -> Iterator[BinaryIO]:
         with fs.open(inside, "rb") as file:
             yield file
     else:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             yield file
 
 
 def lines(path: str) -> Iterator[str]:
-    """Yield the lines of a text file in UTF-8."""
+    """Yield the lines of a text file in UTF-8; raise as `lines_of` does."""
     with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-        yield from text
+        yield from lines_of(text, path)
+
+
+def lines_of(text: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines of a text; raise DataError for a line that is too long to hold a path, or never ends."""
+    for number in itertools.count(1):
+        line = text.readline(LINE)
+        if len(line) == LINE:
+            raise DataError(f"lines have fewer than {LINE:,} characters; line {number} of {name} has more: check it")
+        if not line:
+            return
+        yield line
 
 
 def sizes_of(paths: Iterable[str]) -> NDArray[np.int64]:

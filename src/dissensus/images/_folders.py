@@ -6,6 +6,7 @@ import itertools
 import os
 import posixpath
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,10 +17,12 @@ from dissensus._core.errors import DataError
 from dissensus._core.places import is_url
 from dissensus.images._files import files_below, join
 from dissensus.images._labels import Coder, folder_labels
-from dissensus.images._listing import Files, Listing, listing_errors
+from dissensus.images._listing import Files, Listing, PassedOver, listing_errors
 from dissensus.images._tars import is_hidden
 from dissensus.images.decoding import SUFFIXES
 from dissensus.images.names import Builder, Names
+
+VISITS = 100  # of one folder by links: thirty folders with two links each to the next are a billion
 
 
 class Folder(NamedTuple):
@@ -51,17 +54,21 @@ def list_folder(root: str, unlabelled: bool) -> Listing:
             names.add(name)
             sizes.append(_size(entry))
         with os.scandir(root) as scan:
-            folders = {entry.name for entry in scan if entry.is_dir() and not os.path.samefile(entry.path, root)}
+            folders = {entry.name for entry in scan if is_folder(entry) and not os.path.samefile(entry.path, root)}
     return _listing(root, names, sizes, {name for name in folders if not name.startswith(".")}, unlabelled)
 
 
 def list_remote_folder(folder: Folder, unlabelled: bool) -> Listing:
     """List the images below a folder at a URL."""
     names, sizes = Builder(), array("q")
+    others = PassedOver()
     for path, size in folder.files:
         if path.lower().endswith(SUFFIXES):
             names.add(path)
             sizes.append(size)
+        else:
+            others.add(path)
+    others.report(folder.url)
     folders = {name[:-1] for name in folder.top if name.endswith("/")}
     return _listing(folder.url, names, sizes, folders, unlabelled)
 
@@ -72,7 +79,13 @@ def walk_folder(root: str) -> Iterator[str]:
         for _, images in itertools.groupby(_scan(root), lambda found: posixpath.dirname(found[0])):
             yield from (os.path.join(root, name) for name in sorted(name for name, _ in images))
         return
-    paths = [path for path, _ in Folder.find(root).files if path.lower().endswith(SUFFIXES)]
+    paths, others = list[str](), PassedOver()
+    for path, _ in Folder.find(root).files:
+        if path.lower().endswith(SUFFIXES):
+            paths.append(path)
+        elif path:  # "" is the URL itself, which is read as it is
+            others.add(path)
+    others.report(root)
     if not paths:
         yield root  # to be read, and reported
     # the images of a folder before the folders in it, as for local folders
@@ -99,8 +112,13 @@ def _tops(names: Names) -> Coder:
 
 
 def _scan(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield the path under `root` of every image below it, by folder; links are followed, hidden files left out."""
+    """Yield the path under `root` of every image below it, by folder; links are followed, hidden files left out.
+
+    Whatever has the ending of an image is one, also a pipe, a device or a link to itself: reading it says what is
+    wrong.
+    """
     folders = [("", frozenset([os.path.realpath(root)]))]
+    others, visits = PassedOver(), Counter[str]()
     while folders:
         prefix, above = folders.pop()
         inner = []
@@ -108,12 +126,30 @@ def _scan(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
-                    if (real := os.path.realpath(entry.path)) not in above:  # a link back up would never end
+                if is_folder(entry):
+                    real = os.path.realpath(entry.path)
+                    visits[real] += 1
+                    if visits[real] > VISITS:
+                        raise DataError(
+                            f"a folder is reached by up to {VISITS} ways; {real} is by more, through links to links: "
+                            "remove some"
+                        )
+                    if real not in above:  # a link back up would never end
                         inner.append((f"{prefix}{entry.name}/", above | {real}))
-                elif entry.name.lower().endswith(SUFFIXES) and (entry.is_file() or entry.is_symlink()):
+                elif entry.name.lower().endswith(SUFFIXES):
                     yield prefix + entry.name, entry
+                else:
+                    others.add(entry.name)
         folders += sorted(inner, reverse=True)
+    others.report(root)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or leads to one; a link to itself does not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _size(entry: os.DirEntry[str]) -> int:

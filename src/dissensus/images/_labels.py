@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dissensus._core.errors import DataError
 from dissensus.images._files import shared_folders
 
-INTEGER = re.compile(r"[+-]?[0-9]+")
+INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # of 64 bits; a longer one is a name
 Label = int | str | None
 
 
@@ -71,7 +71,7 @@ def label_values(labels: Coder, names: Sequence[str], remedy: str) -> tuple[NDAr
             f"all images have a label or none has; {len(missing)} of {len(labels)} have none, the first is "
             f"{names[int(missing[0])]!r}: give it {remedy}, or take all as unlabelled"
         )
-    if all(isinstance(label, int) or INTEGER.fullmatch(str(label)) for label in labels.values):
+    if all(INTEGER.fullmatch(str(label)) for label in labels.values):
         numbers = np.array([int(label) for label in labels.values if label is not None])
         return (None, None) if set(numbers.tolist()) == {-1} else (numbers[labels.codes], None)
     return labels.sorted()

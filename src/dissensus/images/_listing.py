@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dissensus._core.errors import DataError
+from dissensus._core.errors import DataError, DissensusWarning, some
 from dissensus._core.places import storage_errors
 from dissensus.functional.arrays import Values
-from dissensus.images._files import join
-from dissensus.images.decoding import load_image
+from dissensus.images._files import check_size, join
+from dissensus.images.decoding import file_errors, load_image
+
+ENDING = 12  # characters of an ending that are shown
 
 
 class Reader(Protocol):
@@ -38,6 +44,8 @@ class Files:
     identity = ""
 
     def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
+        with file_errors():
+            check_size(size)  # of a URL, before it is asked for
         return load_image(join(self.root, name))
 
 
@@ -70,6 +78,30 @@ class Listing:
     classes: Sequence[str] | None = None
     groups: Values | None = None
     group_names: Sequence[str] | None = None
+
+
+class PassedOver:
+    """Files that are no images by their ending: counted, and reported once."""
+
+    def __init__(self) -> None:
+        self.endings = Counter[str]()
+
+    def add(self, name: str) -> None:
+        """Count a file."""
+        self.endings[posixpath.splitext(name)[1].lower()[:ENDING] or "no ending"] += 1
+
+    def report(self, where: str) -> None:
+        """Warn if there are any, once for each place and number."""
+        if count := self.endings.total():
+            counts = sorted(self.endings.items(), key=lambda item: (-item[1], item[0]))
+            endings = some([ending for ending, _ in counts], 6)
+            files = "1 file is" if count == 1 else f"{count:,} files are"
+            _warn_once(f"{files} passed over in {where}, no image by the ending: {endings}")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, DissensusWarning, stacklevel=2)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dissensus._core.cells import from_cells
 from dissensus._core.errors import DataError
 from dissensus._core.places import as_text, is_url
 from dissensus.images._files import PathLike, join, lines, opened, sizes_of
@@ -120,14 +121,15 @@ def _load(path: str) -> pd.DataFrame:
             if path.lower().endswith(".parquet"):
                 return _load_parquet(file)
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
-            return pd.read_csv(
+            table = pd.read_csv(
                 file,
                 sep="\t" if path.lower().endswith(".tsv") else ",",
                 dtype=str,
                 keep_default_na=False,  # a class may be called NA
                 index_col=False,
                 encoding="utf-8-sig",
-            ).fillna("")  # where a row is short
+            )
+            return from_cells(table.fillna(""))  # where a row is short
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, pa.ArrowInvalid) as error:
         reason = " ".join(str(error).split())[:200]
         kind = "Parquet table" if isinstance(error, pa.ArrowInvalid) else "table with a header line"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dissensus._core.errors import DataError
 from dissensus._core.places import as_text, is_url
 from dissensus.images._files import PathLike, join
-from dissensus.images._folders import Folder, list_folder, list_remote_folder, walk_folder
+from dissensus.images._folders import Folder, is_folder, list_folder, list_remote_folder, walk_folder
 from dissensus.images._listing import Listing, listing_errors
 from dissensus.images._lists import Columns, list_lines, list_table
 from dissensus.images._patterns import is_stream
@@ -79,7 +79,7 @@ def _is_folder(where: str) -> bool:
 
 def _list_local(where: str, unlabelled: bool) -> Listing:
     with listing_errors(where), os.scandir(where) as entries:
-        tars = _only_tars(where, ((entry.name, entry.is_dir()) for entry in entries))
+        tars = _only_tars(where, ((entry.name, is_folder(entry)) for entry in entries))
     if tars:
         return list_tars(tars, unlabelled)
     listing = list_folder(where, unlabelled)
@@ -106,10 +106,10 @@ def _list_remote(where: str, unlabelled: bool) -> Listing:
 def _only_tars(folder: str, entries: Iterable[tuple[str, bool]]) -> list[str]:
     """Return the tars of a folder that holds neither images nor folders, given names and whether each is a folder."""
     others, folders = list[str](), set[str]()
-    for name, is_folder in entries:
-        if is_folder and not name.startswith("."):
+    for name, nested in entries:
+        if nested and not name.startswith("."):
             folders.add(name)
-        elif not is_folder and not name.startswith(".") and name.lower().endswith(SUFFIXES):
+        elif not nested and not name.startswith(".") and name.lower().endswith(SUFFIXES):
             return []
         else:
             others.append(name)

@@ -21,13 +21,14 @@ from PIL import Image
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus._core.places import is_url, storage_errors
-from dissensus.images._files import opened, read_part, shared_folders, size_now, sizes_of
+from dissensus.images._files import check_size, opened, read_part, shared_folders, size_now, sizes_of
 from dissensus.images._listing import listing_errors
-from dissensus.images._tars import is_hidden, parse_sidecar
+from dissensus.images._tars import NOT_REGULAR, Header, is_hidden, parse_sidecar, sample_key, tar_errors
 from dissensus.images.decoding import SUFFIXES, BadImage, decode, digest
 
 END_BYTES = 2**16  # of either end of a tar, which its fingerprint covers
 READS_AT_ONCE = 32
+WANTED = (*SUFFIXES, ".cls", ".json")
 DECOMPRESS: dict[tuple[str, ...], Callable[[BinaryIO], Any]] = {
     (".gz", ".tgz"): lambda file: gzip.GzipFile(fileobj=file),
     (".bz2", ".tbz2"): bz2.BZ2File,
@@ -138,15 +139,34 @@ def _members(file: BinaryIO, path: str) -> Iterator[dict[str, Any]]:
 
     WebDataset's own reader takes a truncated tar for a whole one.
     """
-    blocks = _Blocks(file)
-    with tarfile.open(fileobj=blocks, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:  # type: ignore[call-overload]
+    blocks, key, read = _Blocks(file), "", 0  # bytes of the members with this key, which are in memory together
+    with (
+        tar_errors(),
+        tarfile.open(fileobj=blocks, mode="r|", bufsize=tarfile.RECORDSIZE, tarinfo=Header) as tar,  # type: ignore[call-overload]
+    ):
         while (member := tar.next()) is not None:
             tar.members.clear()
             name = posixpath.normpath(member.name.lstrip("/"))
-            wanted = posixpath.splitext(name)[1].lower() in (*SUFFIXES, ".cls", ".json")
-            if member.isreg() and not member.issparse() and not is_hidden(name) and wanted:
-                yield {"fname": name, "data": tar.extractfile(member).read(), "__url__": path}
+            if member.isdir() or is_hidden(name) or posixpath.splitext(name)[1].lower() not in WANTED:
+                continue
+            if (now := sample_key(name)) != key:
+                key, read = now, 0
+            data = _content(tar, member, read)
+            read += len(data) if isinstance(data, bytes) else 0
+            yield {"fname": name, "data": data, "__url__": path}
         blocks.check_end(tar.offset)
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, read: int) -> bytes | BadImage:
+    """Return the content of a member, or why it is not read; `read` bytes of its sample are in memory."""
+    file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+    if file is None:
+        return BadImage(NOT_REGULAR)
+    try:
+        check_size(read + member.size)
+    except OSError as error:
+        return BadImage(str(error))
+    return file.read()
 
 
 class _Blocks:
@@ -181,18 +201,20 @@ def _images(sample: dict[str, Any]) -> Iterator[Streamed]:
         name, image, error, label = f"{key}.{suffix}", None, None, None
         try:
             label = _label(key, suffix, sample)
+            if isinstance(data, BadImage):
+                raise data
             image = decode(data)
         except (BadImage, DataError) as problem:
             error = str(problem)
-        yield Streamed(name, image, error, label, digest(data))
+        yield Streamed(name, image, error, label, digest(data) if isinstance(data, bytes) else "")
 
 
 def _label(key: str, suffix: str, sample: dict[str, Any]) -> str | None:
     stem = suffix.rpartition(".")[0]
     for kind in (".cls", ".json"):
         for sidecar in (f"{stem}{kind}" if stem else kind[1:], kind[1:]):  # 7.left.jpg may have 7.left.cls or 7.cls
-            if sidecar in sample:
-                label = parse_sidecar(f"{key}.{sidecar}", kind, sample[sidecar])
+            if isinstance(data := sample.get(sidecar), bytes):
+                label = parse_sidecar(f"{key}.{sidecar}", kind, data)
                 if label is not None:
                     return None if label == -1 else str(label)
     return posixpath.basename(posixpath.dirname(key)) or None

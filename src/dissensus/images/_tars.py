@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import json
 import os
 import posixpath
 import tarfile
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
@@ -16,12 +16,20 @@ import numpy as np
 from PIL import Image
 
 from dissensus._core.errors import DataError
+from dissensus._core.parsing import JSON_BYTES, json_value
 from dissensus._core.places import as_text, is_url
-from dissensus.images._files import PathLike, opened, read_part
+from dissensus.images._files import PathLike, check_size, opened, read_part
 from dissensus.images._labels import Coder, branches, folder_labels, label_values
-from dissensus.images._listing import Listing, listing_errors
+from dissensus.images._listing import Listing, PassedOver, listing_errors
 from dissensus.images.decoding import SUFFIXES, BadImage, decode, digest, file_errors
 from dissensus.images.names import Builder
+
+CLS_BYTES = 100  # of an integer and its line break
+HEADER_BYTES = 2**20
+LONG = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
+)  # fmt: skip
+NOT_REGULAR = "not a regular file of its tar but a link, a device or a sparse file"
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,9 @@ class Tars:
     def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
         at = bisect.bisect_right(self.starts, place) - 1
         with file_errors():
+            if size < 0:
+                raise BadImage(NOT_REGULAR)
+            check_size(size)
             data = read_part(self.paths[at], place - self.starts[at], size)
         if len(data) < size:
             raise BadImage("truncated: its tar changed since it was listed")
@@ -46,7 +57,32 @@ class Member(NamedTuple):
 
     name: str
     offset: int
-    size: int
+    size: int  # -1 if it is a link, a device or a sparse file
+
+
+class Header(tarfile.TarInfo):
+    """A header, of which those with long names and the like are bounded: tarfile reads them into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Header:
+        """Read a header, and raise if its data cannot be right."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0 or (header.type in LONG and header.size > HEADER_BYTES):
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
+
+
+@contextmanager
+def tar_errors() -> Iterator[None]:
+    """Turn whatever tarfile raises on a damaged or malicious tar into a TarError."""
+    try:
+        yield
+    except (RecursionError, OverflowError) as error:  # a chain of headers; a size beyond that of any file
+        raise tarfile.ReadError("headers that cannot be right") from error
+    except DataError:
+        raise
+    except ValueError as error:  # of numbers in headers
+        raise tarfile.ReadError(" ".join(str(error).split())[:100]) from error
 
 
 class _Contents(NamedTuple):
@@ -93,9 +129,13 @@ def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
 
 def sidecar_of(name: str, sidecars: Mapping[str, int | str]) -> int | str | None:
     """Return the label that goes with an image, by the names of sidecars without suffix."""
+    return sidecars.get(posixpath.splitext(name)[0], sidecars.get(sample_key(name)))
+
+
+def sample_key(name: str) -> str:
+    """Return what the members of a sample have in common: 7.left.jpg and 7.right.jpg may share 7.cls."""
     folder, file = posixpath.split(name)
-    key = posixpath.join(folder, file.split(".")[0])  # 7.left.jpg and 7.right.jpg may share 7.cls
-    return sidecars.get(posixpath.splitext(name)[0], sidecars.get(key))
+    return posixpath.join(folder, file.split(".")[0])
 
 
 def is_hidden(name: str) -> bool:
@@ -106,21 +146,25 @@ def is_hidden(name: str) -> bool:
 def _read(path: str) -> _Contents:
     images: list[Member] = []
     sidecars: dict[str, int | str] = {}
+    others = PassedOver()
     with listing_errors(path), opened(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
+            with tar_errors(), tarfile.open(fileobj=file, mode="r:", tarinfo=Header) as tar:
                 while (member := tar.next()) is not None:
                     tar.members.clear()  # type: ignore[attr-defined]  # else a million of them stay in memory
                     name = posixpath.normpath(member.name.lstrip("/"))
                     stem, suffix = posixpath.splitext(name)
-                    if not member.isreg() or member.issparse() or is_hidden(name):
+                    if member.isdir() or is_hidden(name):
                         continue
+                    plain = member.isreg() and not member.issparse()
                     if suffix.lower() in SUFFIXES:
-                        images.append(Member(name, member.offset_data, member.size))
-                    elif suffix in (".cls", ".json") and (extracted := tar.extractfile(member)) is not None:
-                        label = parse_sidecar(f"{name} in {path}", suffix, extracted.read())
+                        images.append(Member(name, member.offset_data, member.size if plain else -1))
+                    elif suffix not in (".cls", ".json"):
+                        others.add(name)
+                    elif plain and (extracted := tar.extractfile(member)) is not None:
+                        label = parse_sidecar(f"{name} in {path}", suffix, extracted.read(JSON_BYTES + 1))
                         if label is not None:
                             sidecars[stem] = label
                 end = tar.offset
@@ -131,6 +175,7 @@ def _read(path: str) -> _Contents:
                 f"a tar must be plain and whole; {path} is damaged, compressed or truncated after {whole} images "
                 f"({error}): copy or create it again"
             ) from error
+    others.report(path)
     return _Contents(images, sidecars, size)
 
 
@@ -148,8 +193,10 @@ def parse_sidecar(name: str, suffix: str, data: bytes) -> int | str | None:
     """Return the label in a .cls or .json that goes with an image; raise DataError if it is none."""
     try:
         if suffix == ".cls":
+            if len(data) > CLS_BYTES:
+                raise ValueError(f"more than {CLS_BYTES} bytes")
             return int(data)
-        value = json.loads(data)
+        value = json_value(data)
         label = value.get("label", value.get("cls")) if isinstance(value, dict) else None
         if label is not None and not isinstance(label, int | str):
             raise ValueError(f"a {type(label).__name__}")

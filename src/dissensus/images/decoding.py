@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from dissensus._core import extras
 from dissensus._core.errors import DissensusError
 from dissensus._core.places import as_text, storage_problem
 from dissensus.images._files import read_bytes
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2")
+SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif",
+    ".heic", ".heif",
+)  # fmt: skip
 # those of the suffixes; Pillow reads more, and for one of them, EPS, starts another program
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+# Without a handler, what its decoders log of a damaged file appears on stderr.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+SCAN, SCANS = b"\xff\xda", 200  # the marker of a scan in a JPEG file, and the most; a progressive one has about 10
 
 
 class BadImage(Exception):  # noqa: N818 - not a failure of the program but a property of one file
@@ -60,16 +70,56 @@ def decode(data: bytes) -> Image.Image:
     Raises:
         BadImage: If the data is empty, damaged, of an unknown format or larger than `PIL.Image.MAX_IMAGE_PIXELS`.
     """
+    with decoding_errors():
+        return _convert(_open(data, Image.MAX_IMAGE_PIXELS))
+
+
+def size_of(data: bytes, most: int | None = None) -> tuple[int, int]:
+    """Return width and height of the image in the bytes of a file, from its header alone.
+
+    Raises:
+        BadImage: As `decode`, as far as the header shows it; or if it has more than `most` pixels.
+    """
+    with decoding_errors():
+        return _open(data, most or Image.MAX_IMAGE_PIXELS).size
+
+
+def _open(data: bytes, most: int | None) -> Image.Image:
     if not data:
         raise BadImage("empty file")
-    with decoding_errors():
-        try:
-            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-        except Image.DecompressionBombError as error:  # beyond twice the limit; up to there Pillow only warns
-            raise BadImage(_too_large(_dimensions(data))) from error
-        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise BadImage(_too_large(f"{image.width} x {image.height}"))
-        return _convert(image)
+    try:
+        formats = _heif() if _is_heic(data) else FORMATS
+        image: Image.Image = Image.open(io.BytesIO(data), formats=formats)
+    except Image.DecompressionBombError as error:  # beyond twice Pillow's limit; up to there it only warns
+        raise BadImage(_too_large(_dimensions(data), most)) from error
+    if most is not None and image.width * image.height > most:
+        raise BadImage(_too_large(f"{image.width} x {image.height}", most))
+    # A pass over all pixels for each of them, in a few bytes. Within compressed data the marker cannot occur.
+    if image.format in ("JPEG", "MPO") and data.count(SCAN) > SCANS:
+        raise BadImage(f"more than {SCANS} scans")
+    return image
+
+
+def _is_heic(data: bytes) -> bool:
+    """Whether a file is HEIF in any codec but AV1, by the brands in its first box."""
+    brands = data[8 : min(int.from_bytes(data[:4], "big"), 256)]
+    general = brands[:4] in (b"mif1", b"msf1") and b"avif" not in brands
+    return data[4:8] == b"ftyp" and (general or brands[:4] in HEIC)
+
+
+@cache
+def _heif() -> tuple[str, ...]:
+    """Add HEIF to the formats that Pillow reads.
+
+    Raises:
+        BadImage: If pillow-heif is not installed.
+    """
+    if extras.missing("heif"):
+        raise BadImage(f"HEIC needs {extras.install('heif')}")
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    return ("HEIF",)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -136,8 +186,8 @@ def _reason(error: Exception) -> str:
     return f"damaged: {text[:100] or type(error).__name__}"
 
 
-def _too_large(size: str) -> str:
-    return f"{size} pixels, more than the limit of {(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million"
+def _too_large(size: str, most: int | None) -> str:
+    return f"{size} pixels, more than the limit of {(most or 0) / 1e6:.2g} million"
 
 
 def _dimensions(data: bytes) -> str:
@@ -166,7 +216,7 @@ def _convert(image: Image.Image) -> Image.Image:
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
-    grey = np.asarray(image).astype(np.int64)
+    grey = np.array(image, np.int32)
     low, high = grey.min(), grey.max()
     if low < 0 or high > 65535:
         raise BadImage(f"integer pixels from {low} to {high}, outside 0 to 65535")

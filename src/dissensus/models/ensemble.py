@@ -242,15 +242,16 @@ class Ensemble(nn.Module):
             RunError: If they cannot be written.
         """
         about = self.about
-        info = saved.EnsembleInfo(
+        saved.write(
+            place(folder),
+            self.tail.state_dict(),
+            self.fitted,
             members=len(self),
             seed=self.seed,
             method=self.method,
             tail=None if about is None else saved.MemberTailInfo(**about),
             module=f"{type(self.tail).__module__}.{type(self.tail).__qualname__}",
-            scores={},
         )
-        saved.write(place(folder), info, self.tail.state_dict(), self.fitted)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], tail: Tail | None = None) -> Ensemble:

@@ -5,18 +5,12 @@ They are read one by one on first use: the state of a score may be hundreds of m
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
 from dissensus._core import tensors
+from dissensus._core.digests import verifying
 from dissensus._core.errors import RunError, UnknownNameError
-from dissensus._core.places import is_remote, local_copy
 from dissensus.functional import scores
 from dissensus.functional.fitted import FittedScore
 
@@ -46,8 +40,9 @@ class SavedScores(MutableMapping[str, FittedScore]):
     def __getitem__(self, name: str) -> FittedScore:
         if name not in self._loaded:
             digest = self._digests[name]
-            state = _read(self._path, name)
-            if digest_of(state) != digest:
+            values, _ = tensors.read_some(self._path, lambda key: key.rpartition(".")[0] == name, remedy=REMEDY)
+            state = {key.rpartition(".")[2]: value for key, value in values.items()}
+            if verifying() and tensors.digest_of(state) != digest:
                 raise RunError(f"the score {name} in {self._path} is not the one that was saved: {REMEDY}")
             score = scores.SCORES[name]
             assert isinstance(score, type)  # checked when it was opened
@@ -84,23 +79,13 @@ def write(folder: Path, fitted: Mapping[str, FittedScore]) -> dict[str, str]:
         return {}
     states = {name: dict(score.state_dict()) for name, score in fitted.items()}
     tensors.write(folder / FILE, {f"{name}.{key}": v for name, state in states.items() for key, v in state.items()})
-    return {name: digest_of(state) for name, state in states.items()}
+    return {name: tensors.digest_of(state) for name, state in states.items()}
 
 
 def digests(fitted: Mapping[str, FittedScore]) -> dict[str, str]:
     """Return the digest of each score's tensors by name, without reading what has not been read yet."""
     known = {name: fitted.digest(name) if isinstance(fitted, SavedScores) else None for name in fitted}
-    return {name: digest or digest_of(fitted[name].state_dict()) for name, digest in known.items()}
-
-
-def digest_of(state: Mapping[str, Tensor]) -> str:
-    """A sha256 of tensors: names, types, shapes and values."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        value = state[name].detach().cpu().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return {name: digest or tensors.digest_of(fitted[name].state_dict()) for name, digest in known.items()}
 
 
 def _check_name(folder: Path, name: str) -> None:
@@ -110,18 +95,3 @@ def _check_name(folder: Path, name: str) -> None:
         raise RunError(f"{folder} has a fitted score that is an {error}; register it first, or {REMEDY}") from error
     if not known:
         raise RunError(f"{folder} has {name!r} as a fitted score, which is one of logits: {REMEDY}")
-
-
-def _read(path: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one score."""
-    if not path.is_file():
-        raise RunError(f"there is no file {path}: {REMEDY}")
-    if not is_remote(path) and not os.access(path, os.R_OK):  # which safetensors reports as missing
-        raise RunError(f"{path} must be readable; it is not: change its permissions")
-    try:
-        with local_copy(path) as copy, safe_open(copy, framework="pt") as file:
-            keys = [key for key in file.keys() if key.rpartition(".")[0] == name]  # noqa: SIM118 (no dictionary)
-            return {key.rpartition(".")[2]: file.get_tensor(key) for key in keys}
-    except (OSError, SafetensorError, ValueError) as cause:
-        reason = " ".join(str(cause).split())[:120]
-        raise RunError(f"{path} is damaged ({reason}): {REMEDY}") from cause

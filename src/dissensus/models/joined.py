@@ -43,7 +43,7 @@ class JoinedInfo(documents.Document):
 
     remedy: ClassVar[str] = "join the runs again: dissensus join RUN RUN --out JOINED"
 
-    format: Literal["dissensus-joined-1"] = "dissensus-joined-1"
+    format: Literal["dissensus-joined-2"] = "dissensus-joined-2"
     parts: Annotated[tuple[PartInfo, ...], Field(min_length=2)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
@@ -60,21 +60,22 @@ class EnsembleInfo(documents.Document):
 
     remedy = "give a folder that Ensemble.save wrote"
 
-    format: Literal["dissensus-ensemble-2"] = "dissensus-ensemble-2"
+    format: Literal["dissensus-ensemble-3"] = "dissensus-ensemble-3"
     members: PositiveInt
     seed: int = Field(ge=0, lt=2**31)
     method: str | None  # None: not trained by `fit`
     tail: MemberTailInfo | None  # None: a module that is not registered
     module: str  # the class of the tail
-    scores: dict[str, str]  # the fitted scores: name -> sha256 of its tensors
+    weights: documents.Sha256  # of the tensors in ensemble.safetensors
+    scores: dict[str, documents.Sha256]  # the fitted scores: name -> sha256 of its tensors
 
 
-def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor], scores: Mapping[str, FittedScore]) -> None:
-    """Write the files, each atomically; `scores` of the document are those given."""
+def write(folder: Path, weights: Mapping[str, Tensor], scores: Mapping[str, FittedScore], **about: Any) -> None:
+    """Write the files, each atomically, the document last; `about` are its fields besides the digests."""
     make_folder(folder)
-    tensors.write(folder / WEIGHTS, weights)
+    digest = tensors.write(folder / WEIGHTS, weights)
     written = fitted.write(folder, scores)
-    documents.write(folder / INFO, info.model_copy(update={"scores": written}))
+    documents.write(folder / INFO, EnsembleInfo(**about, weights=digest, scores=written))
     if not written:
         (folder / fitted.FILE).unlink(missing_ok=True)  # of an ensemble that was here before
 
@@ -82,7 +83,7 @@ def write(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor], score
 def read(folder: Path) -> tuple[EnsembleInfo, dict[str, Tensor]]:
     """Read document and weights."""
     info = documents.read(EnsembleInfo, folder / INFO)
-    return info, tensors.read(folder / WEIGHTS, remedy="train the ensemble again")
+    return info, tensors.read(folder / WEIGHTS, remedy="train the ensemble again", digest=info.weights)
 
 
 def build_tail(folder: Path, info: EnsembleInfo, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -19,9 +19,10 @@ from dissensus.detection.false_alarms import FalseAlarms
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.results import BASELINES, DETECTED, HEADLINES, Results
 from dissensus.functional import scores
-from dissensus.report import charts, gallery, reproduce, runs, summary
+from dissensus.report import charts, gallery, reproduce, runs, summary, watching
 from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
+from dissensus.training import loggers
 
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
 
@@ -60,6 +61,8 @@ def write_page(
     }
     context["pictures"] = list(album)
     _render("page.html", context, path)
+    for entry in sources.runs:
+        loggers.add(entry.run.folder, {}, [path])
 
 
 def _render(template: str, context: Mapping[str, Any], path: Path) -> None:
@@ -99,6 +102,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
             chosen = kept[: max(1, PIECES // (len(sources.runs) * len(families)))]
         view = runs.view(entry.name, entry.run, families, [name for name in chosen if name in there])
         view |= {"configuration": reproduce.configuration(entry), "commands": reproduce.commands(entry)}
+        view |= {"watched": watching.of_run(entry.run.folder)}
         views.append(view | {"false_alarms": FalseAlarms.of_run(entry.run.folder)})
         by_row.setdefault(entry.row, []).append(runs.facts(families, entry.run.info.notes))
     summaries = summary.Summary(results, by_row)

@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +20,13 @@ from dissensus.adaptation.ways import last_layer
 from dissensus.features import FeatureSet
 from dissensus.functional.neighbours import KNN
 from dissensus.models.joined import JoinedEnsemble
-from dissensus.serve.service import Service
+from dissensus.serve.service import Inspection, Service, Upload
 from dissensus.serve.settings import MANY
 from dissensus.training.run import ADAPTATION, Run
 
 COUNT = 8  # images to label, by default
 MOST = 48  # and at most
 PIXELS = 160  # longer side of a picture
-
-Upload = tuple[str, Callable[[], bytes]]  # a file's name, and what reads its content
 
 
 @dataclass(frozen=True)
@@ -86,19 +84,32 @@ def why_not(service: Service) -> str:
     return ""
 
 
-def read(service: Service, uploads: Iterable[Upload]) -> Pool:
-    """Run the trunk on uploaded images, one at a time; files that cannot be read and copies of others are left out.
+def read(service: Service, uploads: Sequence[Upload]) -> Pool:
+    """Run the trunk on uploaded images, and return them as `pool`.
 
     Raises:
         DataError: If there are too many files, or none is a readable image.
     """
-    uploads = list(uploads)
+    check_count(uploads)
+    return pool(service.inspect_all(uploads, picture=PIXELS, observed=False))
+
+
+def check_count(uploads: Sequence[Upload]) -> None:
+    """Raise if there are too many files."""
     if len(uploads) > MANY:
         raise DataError(f"at most {MANY} images at once; got {len(uploads):,}: choose a random part of them")
+
+
+def pool(inspections: Sequence[Inspection]) -> Pool:
+    """Return images after a pass, without files that cannot be read and copies of others.
+
+    Raises:
+        DataError: If none is a readable image.
+    """
     images: dict[str, tuple[str, int, Tensor, str]] = {}
     problems: list[tuple[str, str]] = []
-    for place, (name, content) in enumerate(uploads):
-        inspection = service.inspect(name, content(), picture=PIXELS)
+    for place, inspection in enumerate(inspections):
+        name = inspection.name
         if inspection.outputs is None:
             problems.append((name, inspection.error or "cannot be read"))
             continue
@@ -110,7 +121,7 @@ def read(service: Service, uploads: Iterable[Upload]) -> Pool:
             images[key] = (name, place, features, inspection.picture)
     if not images:
         first = f": {problems[0][0]}: {problems[0][1]}" if problems else ""
-        raise DataError(f"none of the {len(uploads)} files is a readable image{first}")
+        raise DataError(f"none of the {len(inspections)} files is a readable image{first}")
     names, places, rows, pictures = zip(*images.values(), strict=True)
     return Pool(names, places, tuple(images), torch.cat(rows), pictures, tuple(problems))
 

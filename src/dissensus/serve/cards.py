@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections import Counter
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dissensus.detection.monitor import Monitor
 from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT, Verdict
+from dissensus.report import watching
 from dissensus.serve.neighbours import Neighbours
 from dissensus.serve.service import Inspection, Service
 
@@ -37,7 +40,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
     verdict, limit = service.verdict(inspection, rate)
     if inspection.outputs is None:
         return problem(f"{inspection.name}: {verdict.error}")
-    rule = service.detector_at(rate).threshold
+    rule = service.rule(rate)
     dial = Markup()
     words = f"Score ({service.detector.score_name}): {verdict.score:.4g}; higher is more out of distribution."
     if rule is not None and verdict.p_value is not None and verdict.label is not None and limit is not None:
@@ -56,7 +59,7 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         words=words,
         parts=[] if rule is None else list(zip(verdict.parts, rule.weights, strict=False)),
         ranked=0 if rule is None or not rule.references else len(rule.references[0]),
-        classes=service.top_classes(inspection),
+        classes=inspection.top,
         votes=_votes(verdict),
         few=FEW,
         confidence=inspection.outputs.logits.softmax(-1).amax(-1)[:, 0].tolist(),
@@ -165,4 +168,20 @@ def _needle(share: float) -> str:
         f'<g class="needle" transform="rotate({turn} {x} {y})">'
         f'<path d="M{x - 5} {y} L{x} {y - RADIUS + 12} L{x + 5} {y} Z"/></g>'
         f'<circle class="hub" cx="{x}" cy="{y}" r="8"/>'
+    )
+
+
+def watched(monitor: Monitor | None) -> str:
+    """Return a banner while the alarm is on, and charts of what has come in."""
+    if monitor is None or not monitor.history:
+        return ""
+    banner = Markup("<p class='warn'><b>{}</b></p>").format(monitor.banner) if monitor.banner else ""
+    # an image, so that its style stays its own
+    drawn = base64.b64encode(watching.drawing(watching.charts_of(monitor)).encode()).decode()
+    picture = f"data:image/svg+xml;base64,{drawn}"
+    form = "{}<details><summary>What came in: {} images, {}</summary><img alt='{}' src='{}'></details>"
+    alarm = "no alarm" if monitor.alarm is None else "an alarm"
+    words = "Evidence of drift, and share of images called out"
+    return str(
+        Markup(form).format(banner, f"{monitor.samples:,}", alarm, words, f"data:image/svg+xml;base64,{picture}")
     )

@@ -15,9 +15,10 @@ import gradio as gr
 import pandas as pd
 from markupsafe import Markup
 
+from dissensus._core.cells import to_cells
 from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
 from dissensus.serve import adapt_tab
-from dissensus.serve.cards import EMPTY, card, problem
+from dissensus.serve.cards import EMPTY, card, problem, watched
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Inspection, Service
 from dissensus.serve.settings import HIDDEN, KEPT, MANY
@@ -33,6 +34,8 @@ def create(service: Service, examples: Sequence[Example], max_upload_mb: float) 
     """Create the page, to be mounted."""
     with gr.Blocks(analytics_enabled=False, title=f"Dissensus: {service.name}", delete_cache=(60, KEPT)) as blocks:
         gr.HTML(_header(service), elem_id="head")
+        stream = gr.HTML(elem_id="watched")
+        blocks.load(lambda: watched(service.monitor), outputs=stream, **HIDDEN)  # for every visitor
         slider = _slider(service)
         with gr.Tab("One image"):
             _one(service, examples, slider, max_upload_mb)
@@ -157,7 +160,7 @@ def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_u
 
     def pick(percent: float, event: gr.SelectData) -> tuple[Inspection, str]:
         example = examples[event.index]
-        inspection = service.inspect(example.name, example.data, details=True)
+        inspection = service.inspect(example.name, example.data, details=True, observed=False)
         return inspection, show(inspection, percent)
 
     # Gradio looks for the class itself; annotations are strings here.
@@ -191,7 +194,7 @@ def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> None:
         if len(uploads) > MANY:
             text = f"at most {MANY} files at once, got {len(uploads):,}: for more use dissensus predict"
             return (), str(problem(text)), gr.update(visible=False)
-        inspections = tuple(service.inspect(Path(path).name, Path(path).read_bytes()) for path in uploads)
+        inspections = tuple(service.inspect_all([(Path(path).name, Path(path).read_bytes) for path in uploads]))
         return inspections, *show(inspections, percent)
 
     files.upload(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
@@ -208,7 +211,7 @@ def _summary(rows: pd.DataFrame) -> str:
     found = f"{out:,} out of distribution, nothing unusual found in {other:,}"
     parts += [found] * bool(rows["verdict"].notna().any())
     parts += [f"{errors:,} could not be read"] * bool(errors)
-    content = base64.b64encode(rows.to_csv(index=False).encode()).decode()
+    content = base64.b64encode(to_cells(rows).to_csv(index=False).encode()).decode()
     link = f"<a download='verdicts.csv' href='data:text/csv;base64,{content}'>Download as CSV</a>"
     return f"<p role='status'>{', '.join(parts)}</p><p>{link}</p>"
 
@@ -229,7 +232,9 @@ and answers in JSON. `?false_alarms=0.01` sets another rate.
 
     curl -F files=@cat.jpg -F files=@what.png ADDRESS/api/predict
 
-ADDRESS is the address of this page. `POST /api/ask?count=8` takes images in the same way and answers which to label.
+ADDRESS is the address of this page. If the server asks for a token, add `-H "Authorization: Bearer TOKEN"`.
+
+`POST /api/ask?count=8` takes images in the same way and answers which to label.
 
 `GET /api/health` returns the status and the name of the run; `GET /api/schema` is the OpenAPI document.
 """

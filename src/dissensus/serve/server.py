@@ -1,18 +1,34 @@
-"""The server: bind the port first, then create the application, and serve until Ctrl-C."""
+"""The server: bind the port first, then create the application, and serve until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from dissensus._core.errors import DissensusError
+from dissensus.serve.access import Access
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Service
+from dissensus.serve.settings import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
 
 EVERYWHERE = ("0.0.0.0", "::", "")
+PREFIX, LOCK = "dissensus-serve-", "lock"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -42,22 +58,26 @@ def serve(
     examples: Sequence[Example],
     where: socket.socket,
     *,
-    max_upload_mb: float,
+    access: Access,
     ready: Callable[[], None],
 ) -> None:
-    """Serve on a socket that `bind` returned until interrupted; call `ready` once the server answers."""
+    """Serve on a socket that `bind` returned; call `ready` once the server answers.
+
+    Ends with KeyboardInterrupt or, on SIGTERM, with SystemExit(0): both after the requests that were received are
+    answered, within `Limits.max_seconds`.
+    """
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that hangs up must not end the server
+    signal.signal(signal.SIGTERM, _end)  # uvicorn handles it while it serves, and calls this at last
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    with tempfile.TemporaryDirectory(prefix="dissensus-serve-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
+    with _temporary_folder() as folder, contextlib.closing(service):
+        os.environ["GRADIO_TEMP_DIR"] = str(folder)
         import uvicorn
 
         from dissensus.serve import api, page  # Gradio reads the environment when it is imported
 
-        app = api.create(service, int(max_upload_mb * 1e6))
-        page.mount(app, page.create(service, examples, max_upload_mb), max_upload_mb)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
+        app = api.create(service, access)
+        page.mount(app, page.create(service, examples, service.limits.max_upload_mb), service.limits.max_upload_mb)
         where.listen(1024)
 
         class Server(uvicorn.Server):
@@ -65,4 +85,42 @@ def serve(
                 await super().startup(sockets)
                 ready()  # from here on an interrupt is handled
 
-        Server(config).run(sockets=[where])
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                app.state.stopping = True
+                await super().shutdown(sockets)
+
+        Server(config(app, service.limits)).run(sockets=[where])
+
+
+def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
+    """Return how uvicorn serves an application."""
+    import uvicorn
+
+    from dissensus.serve.connections import Connection
+
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        log_level="error",  # a warning is a client's mistake, or an attack: nothing to fill a log with
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(limits.max_seconds) + 1,
+    )
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder for uploads, removed at the end; those of servers that were killed are removed now."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, Timeout):  # of another user; gone; in use
+            if time.time() - folder.stat().st_mtime > 60:  # a younger one may not be locked yet
+                with FileLock(folder / LOCK, timeout=0):
+                    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, FileLock(Path(name) / LOCK, timeout=0):
+        (Path(name) / "uploads").mkdir()
+        yield Path(name) / "uploads"

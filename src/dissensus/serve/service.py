@@ -1,34 +1,69 @@
-"""Service: the detector behind the page and the API, one image at a time."""
+"""Service: the detector behind the page and the API; images that arrive together share one pass."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 
-from dissensus._core.errors import DissensusError
+from dissensus._core.errors import DataError, DissensusError
 from dissensus.detection.detector import Detector
 from dissensus.detection.members import Outputs
+from dissensus.detection.monitor import Monitor
+from dissensus.detection.threshold import Threshold
 from dissensus.detection.verdicts import Verdict, frame
+from dissensus.features.loader import default_workers
 from dissensus.functional import aggregates, conformal
-from dissensus.images import BadImage, decode, thumbnail
+from dissensus.images import BadImage, decode, size_of, thumbnail
+from dissensus.serve.batcher import Batcher, Budget
 from dissensus.serve.neighbours import Neighbour, Neighbours
+from dissensus.serve.settings import Limits
 
 PIXELS = 320  # longer side of the picture on a card
+TOP = 5  # classes
+LOG = logging.getLogger(__name__)
+
+Content = Callable[[], bytes]
+Upload = tuple[str, Content]  # a file's name, and what reads its content
+
+
+class _File(NamedTuple):
+    """An upload, the longer side of the picture to make of it, and whether observers see its verdict."""
+
+    name: str
+    content: Content
+    picture: int
+    observed: bool
+
+
+class _Pixels(NamedTuple):
+    """An upload as decoded; `pixels` is None if it cannot be read."""
+
+    file: _File
+    pixels: NDArray[np.uint8] | None = None
+    picture: str = ""
+    error: str | None = None
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """An uploaded file after one forward pass; verdicts at any false-alarm rate follow without another."""
+    """An uploaded file after one pass; verdicts at any false-alarm rate follow without another."""
 
     name: str
     outputs: Outputs | None = None  # of one sample; None if the file cannot be read
+    at_calibration: Verdict | None = None  # at the calibrated false-alarm rate
+    limit: float | None = None  # the threshold of its score at that rate
+    top: tuple[tuple[str, float], ...] = ()  # the most probable classes with their probabilities
     picture: str = ""  # the image as a data URL, if requested
     nearest: tuple[Neighbour, ...] = ()  # training images, if requested and known
     error: str | None = None  # why the file cannot be read
@@ -37,70 +72,147 @@ class Inspection:
 class Service:
     """A detector for several threads.
 
-    A lock lets one image at a time be decoded and run: threads would share the processor anyway, and memory stays that
-    of one image.
+    A few threads decode; so many pixels at once as one image may have, so that memory stays that of one image. One
+    thread runs trunk, members and scores on the images that are ready.
 
     Args:
         detector: The detector.
         name: The name of the run on the page and in responses.
         neighbours: Where nearest training images are searched.
         run: The folder of the run, if there is one.
+        limits: What a request may cost, and how images share a pass.
+
+    Attributes:
+        observers: Called with the verdict of every upload, at the calibrated false-alarm rate, in one thread. Examples
+            and images to adapt to are left out.
+        monitor: One of them, which watches the uploads for drift; None without a calibration that allows it.
     """
 
     def __init__(
-        self, detector: Detector, name: str, neighbours: Neighbours | None = None, run: Path | None = None
+        self,
+        detector: Detector,
+        name: str,
+        neighbours: Neighbours | None = None,
+        run: Path | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.detector, self.name, self.neighbours, self.run = detector, name, neighbours, run
+        self.limits = limits or Limits()
+        self.observers: list[Callable[[Verdict], object]] = []
+        self.monitor = _monitor(detector)
+        self.observers += [self.monitor.add] if self.monitor is not None else []
         self.lock = Lock()
-        detector.members(detector.members.encoder.image(Image.new("RGB", (8, 8))))  # fail now if it takes no images
+        self._encoder = detector.members.encoder
+        detector.members(self._encoder.image(Image.new("RGB", (8, 8))))  # fail now if it takes no images
+        self._decoding = Budget(self.limits.pixels)
+        self.batcher: Batcher[_File, _Pixels, Inspection] = Batcher(
+            self._decode,
+            self._pass,
+            most=self.limits.max_batch,
+            wait=self.limits.max_wait_ms / 1000,
+            threads=default_workers(),
+        )
 
-    def inspect(self, name: str, data: bytes, *, details: bool = False, picture: int = 0) -> Inspection:
-        """Run trunk and members on a file's content.
+    def close(self) -> None:
+        """Finish what is in the queue, and end the threads."""
+        self.batcher.close()
 
-        `details` adds picture and nearest training images, `picture` only a picture with so many pixels per side.
-        """
-        with self.lock:
-            try:
+    def submit(self, name: str, content: Content, *, picture: int = 0, observed: bool = True) -> Future[Inspection]:
+        """Return the future inspection of a file, whose content is read when it is its turn."""
+        return self.batcher.submit(_File(name, content, picture, observed))
+
+    def inspect(self, name: str, data: bytes, *, details: bool = False, observed: bool = True) -> Inspection:
+        """Run trunk and members on a file's content; `details` adds picture and nearest training images."""
+        found = self.submit(name, lambda: data, picture=PIXELS * details, observed=observed).result()
+        if not details or found.outputs is None or self.neighbours is None:
+            return found
+        return replace(found, nearest=self.neighbours.nearest(found.outputs.features[0]))
+
+    def inspect_all(self, uploads: Iterable[Upload], *, picture: int = 0, observed: bool = True) -> list[Inspection]:
+        """Run trunk and members on several files."""
+        jobs = [self.submit(*upload, picture=picture, observed=observed) for upload in uploads]
+        return [job.result() for job in jobs]
+
+    def _decode(self, file: _File) -> _Pixels:
+        try:
+            data = file.content()
+            width, height = size_of(data, self.limits.pixels)
+            with self._decoding.take(width * height):
                 image = decode(data)
-            except BadImage as error:
-                return Inspection(name, error=str(error))
-            members = self.detector.members
-            features = members.encoder.image(image)
-            outputs = members(features).cpu()
-            if not details:
-                return Inspection(name, outputs, thumbnail(image, picture) if picture else "")
-            nearest = self.neighbours.nearest(features[0]) if self.neighbours else ()
-            return Inspection(name, outputs, thumbnail(image, PIXELS), nearest)
+                pixels = self._encoder.backbone.transform.centre(image)
+                return _Pixels(file, pixels, thumbnail(image, file.picture) if file.picture else "")
+        except BadImage as error:
+            return _Pixels(file, error=str(error))
+
+    def _pass(self, images: Sequence[_Pixels]) -> list[Inspection]:
+        pixels = [image.pixels for image in images if image.pixels is not None]
+        rows = iter(self._predict(pixels) if pixels else ())
+        found = []
+        for image in images:
+            if image.error is not None:
+                inspection = Inspection(image.file.name, error=image.error)
+                verdict = Verdict(image.file.name, error=image.error)
+            else:
+                inspection = replace(next(rows), name=image.file.name, picture=image.picture)
+                verdict = self.verdict(inspection)[0]
+            found.append(inspection)
+            if image.file.observed:
+                self._observe(verdict)
+        return found
+
+    def _observe(self, verdict: Verdict) -> None:
+        for observer in self.observers:
+            try:
+                observer(verdict)
+            except Exception:  # a defect, which must not cost the client the answer
+                LOG.exception("an observer of verdicts failed")
+
+    def _predict(self, pixels: Sequence[NDArray[np.uint8]]) -> list[Inspection]:
+        """Return an inspection of each image, (H, W, 3), without a name."""
+        with self.lock:
+            outputs = self.detector.members(self._encoder(np.stack(pixels))).cpu()
+            verdicts = self.detector.predict_outputs(outputs)
+            log_probs = aggregates.AGGREGATES[self.detector.aggregate](outputs.logits)
+        probs, labels = (values[:, :TOP].tolist() for values in log_probs.exp().sort(descending=True))
+        limits = [None] * len(pixels) if verdicts.threshold is None else verdicts.threshold.tolist()
+        classes = self.detector.classes
+        return [
+            Inspection(
+                "",
+                Outputs(outputs.logits[:, i : i + 1].clone(), outputs.features[i : i + 1].clone()),  # not the batch
+                verdicts[i],
+                limits[i],
+                tuple((classes[label], prob) for label, prob in zip(labels[i], probs[i], strict=True)),
+            )
+            for i in range(len(pixels))
+        ]
 
     def verdict(self, inspection: Inspection, rate: float | None = None) -> tuple[Verdict, float | None]:
         """Return the verdict at a false-alarm rate, by default the calibrated one, and the threshold of its score."""
-        if inspection.outputs is None:
+        verdict, limit = inspection.at_calibration, inspection.limit
+        if verdict is None or verdict.label is None or verdict.score is None:
             return Verdict(inspection.name, error=inspection.error), None
-        verdicts = self.detector_at(rate).predict_outputs(inspection.outputs)
-        limit = None if verdicts.threshold is None else float(verdicts.threshold[0])
-        return replace(verdicts[0], name=inspection.name), limit
+        if rate is not None and (rule := self.rule(rate)) is not None:
+            limit = float(rule.limits(torch.tensor([verdict.label]))[0])
+            verdict = replace(verdict, out=verdict.score > limit)
+        return replace(verdict, name=inspection.name), limit
 
-    def detector_at(self, rate: float | None) -> Detector:
-        """Return the detector at another false-alarm rate, if its calibration supports it."""
+    def rule(self, rate: float | None) -> Threshold | None:
+        """Return the detector's threshold at a false-alarm rate, None: the calibrated one.
+
+        Raises:
+            DissensusError: If the calibration does not support the rate, or there is none.
+        """
+        rule = self.detector.threshold
         if rate is None:
-            return self.detector
-        if self.detector.threshold is None:
+            return rule
+        if rule is None:
             raise DissensusError("a false-alarm rate needs a calibrated run; this one is not: dissensus calibrate")
-        detector = copy.copy(self.detector)
-        detector.threshold = self.detector.threshold.at(rate)
-        return detector
-
-    def top_classes(self, inspection: Inspection, count: int = 5) -> list[tuple[str, float]]:
-        """Return the most probable classes with their probabilities."""
-        assert inspection.outputs is not None
-        log_probs = aggregates.AGGREGATES[self.detector.aggregate](inspection.outputs.logits)[0]
-        probs, labels = log_probs.exp().sort(descending=True)
-        pairs = zip(labels[:count].tolist(), probs[:count].tolist(), strict=True)
-        return [(self.detector.classes[label], prob) for label, prob in pairs]
+        return rule.at(rate)
 
     def facts(self, rate: float | None = None) -> dict[str, Any]:
         """Return what holds for every result at a false-alarm rate."""
-        rule = self.detector_at(rate).threshold
+        rule = self.rule(rate)
         return {
             "run": self.name,
             "score": self.detector.score_name,
@@ -111,11 +223,9 @@ class Service:
     def result(self, inspection: Inspection, rate: float | None = None) -> dict[str, Any]:
         """Return plain values for JSON: the verdict, its parts and threshold, and the most probable classes."""
         verdict, limit = self.verdict(inspection, rate)
-        classes = [] if verdict.error is not None else self.top_classes(inspection)
-        top = [{"class": name, "probability": round(prob, 6)} for name, prob in classes]
         return verdict.as_dict(explain=True) | {
             "threshold": None if limit is None else float(f"{limit:.7g}"),
-            "top": top,
+            "top": [{"class": name, "probability": round(prob, 6)} for name, prob in inspection.top],
         }
 
     def table(self, inspections: Sequence[Inspection], rate: float | None = None) -> pd.DataFrame:
@@ -131,3 +241,10 @@ class Service:
         fewest = min(map(len, rule.calibrated.values))
         tenths = next(t for t in range(1, 1000) if conformal.needed(t / 1000) <= fewest)
         return min(tenths / 10, 100 * rule.false_alarms), max(20.0, 100 * rule.false_alarms, tenths / 10 + 10)
+
+
+def _monitor(detector: Detector) -> Monitor | None:
+    try:
+        return None if detector.threshold is None else Monitor(detector)
+    except DataError:  # too few calibration samples to watch with, enough for verdicts
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +17,17 @@ from dissensus._core.errors import DissensusError
 from dissensus._core.files import cache_folder
 from dissensus._core.options import combine
 from dissensus._core.places import is_remote, place
+from dissensus._core.terminal import printable, say
 from dissensus.backbones import Backbone, engines
 from dissensus.evaluation.suite import Suite, SuiteSet
 from dissensus.features import ExtractOptions, FeatureSet, extract
 from dissensus.features._extract import plan_of, precision_of
-from dissensus.features.extraction import bad_names, one_line
+from dissensus.features.extraction import bad_names
 from dissensus.images import ImageSet, corruptions
 from dissensus.suites._locate import Source, locate
 from dissensus.suites._recipe import Recipe
 
 PathLike = str | os.PathLike[str]
-
-
-def _to_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 def from_recipe(
@@ -45,7 +41,7 @@ def from_recipe(
     size: int | None = None,
     crop: float | None = None,
     layers: int | None = None,
-    notify: Callable[[str], None] = _to_stderr,
+    notify: Callable[[str], None] = say,
     **options: Any,
 ) -> Suite:
     """Find the sets of a recipe and extract their features.
@@ -191,7 +187,7 @@ def readable(images: ImageSet, features: FeatureSet) -> ImageSet:
     if features.provenance["bad"]:
         assert features.folder is not None  # just extracted
         bad = bad_names(features.folder)
-        images = images.subset([i for i, name in enumerate(images.names) if one_line(name) not in bad])
+        images = images.subset([i for i, name in enumerate(images.names) if printable(name) not in bad])
     return images
 
 

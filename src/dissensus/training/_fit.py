@@ -19,7 +19,6 @@ from lightning_fabric import Fabric
 from pydantic import ValidationError
 from torch import Tensor
 
-from dissensus._core import extras
 from dissensus._core.documents import problem
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
 from dissensus._core.options import combine, documented, listed
@@ -35,7 +34,7 @@ from dissensus.training.early_stop import EarlyStop, hold_out
 from dissensus.training.logbook import Logbook
 from dissensus.training.methods import DEFAULT_METHOD, METHODS
 from dissensus.training.options import FULL_BYTES, Settings, Task, TrainOptions
-from dissensus.training.run import Data, Run
+from dissensus.training.run import Data, Run, writing_run
 from dissensus.training.scoring import fit_scores, kinds_of
 from dissensus.training.step import Stepper
 from dissensus.training.threads import suited_threads
@@ -58,6 +57,10 @@ def fit(
 ) -> Ensemble:
     """Train the ensemble in place and return it.
 
+    Ctrl-C and SIGTERM stop it between two steps, with a checkpoint, and it raises KeyboardInterrupt; a second one stops
+    it at once. In a thread other than the main one, where Python delivers no signals, nothing stops it but the end of
+    the process. Either way the same call continues from the last checkpoint.
+
     Args:
         ensemble: the members, freshly initialised.
         features: labelled features to train on. Of several augmented passes, an epoch takes one.
@@ -67,7 +70,8 @@ def fit(
         sample_weight: relative weight of each training sample, (N,), in its batch's loss and hardness. Only ratios
             matter; a sample of weight zero is left out. With several passes, one weight covers all passes of a sample.
         scores: fitted scores to keep with the ensemble, see `fit_scores`; None: all, (): none.
-        out: run folder for settings, metrics, checkpoints and the trained ensemble; None: nothing is written.
+        out: run folder for settings, metrics, checkpoints and the trained ensemble; None: nothing is written. Only one
+            process at a time writes to it.
         progress: show a progress bar when stderr is a terminal.
         fabric: Lightning Fabric, launched, for other devices, precisions or several processes.
         keywords: options by name, over those in `options`:
@@ -91,37 +95,35 @@ def fit(
     task = Task.of(ensemble, pool.features)
     settings = options.resolve(method, len(ensemble), task, str(fabric.strategy.precision.precision))
     check_data(ensemble, pool.features, disagreement, settings)
-    if options.tensorboard and out is None:
-        raise DissensusError("tensorboard writes into the run folder; got out=None: give out= as well")
-    if options.tensorboard:
-        extras.require("tensorboard", "tensorboard=True")
-    # A huge set is verified shard by shard, when training first reads them.
-    features.verify(when_read=features.nbytes > FULL_BYTES)
-    if disagreement is not None:
-        disagreement.verify(when_read=disagreement.nbytes > FULL_BYTES)
+    if options.logger is not None and out is None:
+        raise DissensusError(f"logger={options.logger!r} belongs to a run folder; got out=None: give out= as well")
+    for each in (features, disagreement):
+        if each is not None and each.nbytes <= FULL_BYTES:  # shards of a larger one are verified when they are read
+            each.verify()
     ensemble.to(fabric.device)
-    run = None
-    if out is not None:
-        run = _claim(out, settings, _data(ensemble, features, disagreement, pool), options.resume, fabric)
-        if run.finished:
-            ensemble.method = method
-            loaded = Ensemble.load(run.ensemble_folder, ensemble.member(0))
-            ensemble.tail.load_state_dict(loaded.tail.state_dict())
-            ensemble.fitted = loaded.fitted
-            return ensemble.eval()
-    trained_on = pool.features
-    pool, watched = hold_out(pool, settings)
-    elsewhere = None if disagreement is None or settings.diversity == 0 else Pool(disagreement)
-    if METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
-        pool, elsewhere = _split_by_confidence(ensemble, pool, settings, options, run, fabric, progress)
-    per_epoch = math.ceil(task.samples / settings.batch_size)
-    notes = _train(ensemble, pool, elsewhere, watched, settings, options, per_epoch, run, fabric, progress)
-    ensemble.method = method
-    fit_scores(ensemble, trained_on, scores, progress=progress, fabric=fabric)
-    if run is not None and fabric.is_global_zero:
-        ensemble.save(run.ensemble_folder)
-        run.finish(notes)
-    fabric.barrier()
+    with contextlib.nullcontext() if out is None else writing_run(out, fabric):
+        run = None
+        if out is not None:
+            run = _claim(out, settings, _data(ensemble, features, disagreement, pool), options.resume, fabric)
+            if run.finished:
+                ensemble.method = method
+                loaded = Ensemble.load(run.ensemble_folder, ensemble.member(0))
+                ensemble.tail.load_state_dict(loaded.tail.state_dict())
+                ensemble.fitted = loaded.fitted
+                return ensemble.eval()
+        trained_on = pool.features
+        pool, watched = hold_out(pool, settings)
+        elsewhere = None if disagreement is None or settings.diversity == 0 else Pool(disagreement)
+        if METHODS[method].disagree_on == "unsure" and settings.diversity > 0:
+            pool, elsewhere = _split_by_confidence(ensemble, pool, settings, options, run, fabric, progress)
+        per_epoch = math.ceil(task.samples / settings.batch_size)
+        notes = _train(ensemble, pool, elsewhere, watched, settings, options, per_epoch, run, fabric, progress)
+        ensemble.method = method
+        fit_scores(ensemble, trained_on, scores, progress=progress, fabric=fabric)
+        if run is not None and fabric.is_global_zero:
+            ensemble.save(run.ensemble_folder)
+            run.finish(notes)
+        fabric.barrier()
     return ensemble
 
 
@@ -160,8 +162,8 @@ def _train(
     batches = Batches(pool, elsewhere, settings, fabric, log.steps)
     early = EarlyStop(ensemble, stepper.params, watched, log.steps, fabric)
     state = {**stepper.state(), **log.state(), **early.state()}
-    start = run.load_checkpoint(state) if run else 0
-    log.open(start, progress=progress and fabric.is_global_zero, tensorboard=options.tensorboard)
+    start = run.checkpoints.load(state, warn=fabric.is_global_zero) if run else 0
+    log.open(start, progress=progress and fabric.is_global_zero)
     ensemble.train()
     saved = time.monotonic()
     with (
@@ -189,6 +191,7 @@ def _train(
                 raise KeyboardInterrupt
             if last:
                 break
+        log.finished = True
     early.restore()
     ensemble.eval()
     notes = [] if early.stopped else log.notes()
@@ -209,7 +212,7 @@ def _split_by_confidence(
     """Stage one: train one member, then separate the samples it is sure of from those it is not."""
     train = pool.features
     first = Ensemble(ensemble.member(0), members=1, init="template")
-    alone = replace(options.suited("single"), active=None, tensorboard=False)
+    alone = replace(options.suited("single"), active=None, logger=None)
     out = run.folder / "first-stage" if run else None
     fit(
         first, train, "single", alone, sample_weight=pool.weight, scores=(), out=out, progress=progress, fabric=fabric

@@ -15,11 +15,11 @@ from typing import Any
 from dissensus._core import documents
 from dissensus._core.digests import digest
 from dissensus._core.errors import RunError, some
-from dissensus._core.files import is_temporary, make_folder, remove_temporaries
+from dissensus._core.files import is_temporary, make_folder
 from dissensus._core.places import place
 from dissensus.backbones import joined as backbones
 from dissensus.models import joined as ensembles
-from dissensus.training.run import INFO, Data, Run, RunInfo, versions
+from dissensus.training.run import INFO, Data, Run, RunInfo, versions, writing_run
 
 PARTS = "parts"  # the folder of runs that were trained to be joined
 
@@ -49,13 +49,24 @@ def join(
     names = check(parts)
     about = [part.settings["backbone"] for part in parts]
     info = _info(parts, about, names)
-    folder = place(out)
+    with writing_run(out):
+        return _write(place(out), parts, names, about, info, shapes)
+
+
+def _write(
+    folder: Path,
+    parts: Sequence[Run],
+    names: Sequence[str],
+    about: Sequence[Mapping[str, Any]],
+    info: RunInfo,
+    shapes: Sequence[Sequence[int]] | None,
+) -> Run:
+    """Write the joined run, if it is not there yet."""
     if _holds(folder, info):
         return Run.open(folder)
     if shapes is None:
         shapes = [backbones.restore(each).shape for each in about]
     make_folder(folder)
-    remove_temporaries(folder)
     places = {name: part.ensemble_folder for name, part in zip(names, parts, strict=True)}
     ensembles.write(folder / "ensemble", places, dict(zip(names, shapes, strict=True)))
     documents.write(folder / INFO, info)  # last: without it there is no run

@@ -1,4 +1,4 @@
-"""Logbook: the progress of training as a progress bar, lines of metrics.jsonl and TensorBoard events."""
+"""Logbook: the progress of training as a progress bar, lines of metrics.jsonl and those of a logger."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from dissensus._core.errors import DissensusError
 from dissensus.functional.checks import widest
+from dissensus.training import loggers
 from dissensus.training.options import Settings, TrainOptions
 from dissensus.training.run import Run
 from dissensus.training.step import STATISTICS
@@ -39,14 +40,15 @@ class Logbook:
         # the same sums for each quarter of the training, see `notes`
         self.quarters = torch.zeros(QUARTERS, len(STATISTICS) + 1, dtype=widest(device), device=device)
         self.bar: tqdm[Any] | None = None
-        self.events: Any = None
+        self.logger: loggers.Log | None = None
+        self.finished = False
 
     def state(self) -> dict[str, Tensor]:
         """The part of the logbook that a checkpoint saves."""
         return {"log.sums": self.sums, "log.seconds": self.seconds, "log.quarters": self.quarters}
 
-    def open(self, start: int, *, progress: bool, tensorboard: bool) -> None:
-        """Start after `start` steps: rewind the file, open the progress bar and the event file."""
+    def open(self, start: int, *, progress: bool) -> None:
+        """Start after `start` steps: rewind the file, open the progress bar and the logger."""
         self.clock = self.shown = time.monotonic()
         self.bar = tqdm(
             total=self.steps, initial=start, desc=self.settings.method, unit="step", dynamic_ncols=True,
@@ -55,10 +57,8 @@ class Logbook:
         if self.run is None:
             return
         self.run.rewind(start)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.events = SummaryWriter(str(self.run.folder / "tensorboard"), purge_step=start)
+        if self.options.logger is not None:
+            self.logger = loggers.start(self.options.logger, self.run.folder, self.run.settings, start)
 
     def add(self, done: int, statistics: Tensor) -> None:
         """Add the statistics (5,) of step number `done`."""
@@ -87,6 +87,8 @@ class Logbook:
         """Write the cross-entropy on the held-out samples, where there is one."""
         if value is not None and self.run is not None:
             self.run.log({"kind": "held-out", **self._place(done), "cross_entropy": value, "seconds": 0.0})
+            if self.logger is not None:
+                self.logger.metrics({"held-out/cross_entropy": value}, done)
 
     def check(self, done: int) -> None:
         """Raise if the loss is not finite, before the weights are saved."""
@@ -106,9 +108,8 @@ class Logbook:
         means = self._means(row)
         if self.run is not None:
             self.run.log({"kind": kind, **self._place(done), **means, "seconds": round(float(self.seconds[row]), 4)})
-        if self.events is not None:
-            for name, value in means.items():
-                self.events.add_scalar(f"{kind}/{name}", value, done)
+        if self.logger is not None:
+            self.logger.metrics({f"{kind}/{name}": value for name, value in means.items()}, done)
         self.sums[row] = 0
         self.seconds[row] = 0
 
@@ -137,8 +138,8 @@ class Logbook:
         return {"step": done, "epoch": done / self.per_epoch, "lr": lr}
 
     def close(self) -> None:
-        """Close the bar and the event file."""
+        """Close the bar and the logger."""
         if self.bar is not None:
             self.bar.close()
-        if self.events is not None:
-            self.events.close()
+        if self.logger is not None:
+            self.logger.close(finished=self.finished)

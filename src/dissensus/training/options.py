@@ -172,7 +172,11 @@ class TrainOptions(Hyperparameters):
         60.0, "time between checkpoints; a kill costs at most this much", AT_LEAST_0, group="output"
     )
     log_every: int = option(50, "steps between lines of metrics.jsonl", AT_LEAST_1, group="output")
-    tensorboard: bool = option(False, "write TensorBoard events into the run folder too", group="output")
+    logger: Literal["tensorboard", "wandb", "mlflow"] | None = option(
+        None,
+        "log metrics, results and report to tensorboard, wandb or mlflow, too; metrics.jsonl is always written",
+        group="output",
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,6 +3,7 @@
 run.json                 settings, data, versions, status
 metrics.jsonl            a line every few steps and every epoch
 checkpoint.safetensors   weights, moments and counters of a run that is not finished
+previous.safetensors     the checkpoint before, in case that one is damaged
 ensemble/                the result
 """
 
@@ -13,34 +14,36 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning_fabric import Fabric
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, field_validator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dissensus import __version__
 from dissensus._core import documents
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import RunError, some
-from dissensus._core.files import is_temporary, make_folder, remove_temporaries, replacing
-from dissensus._core.places import is_remote, local_copy, place
+from dissensus._core.files import cannot_write, is_temporary, make_folder, replacing
+from dissensus._core.outputs import writing
+from dissensus._core.places import is_remote, place
 from dissensus.backbones import BackboneDescription
 from dissensus.backbones.joined import JoinedDescription
 from dissensus.models import joined
 from dissensus.models.saved import MemberTailInfo
+from dissensus.training.checkpoints import Checkpoints
 from dissensus.training.options import Settings
 
 INFO = "run.json"
 METRICS = "metrics.jsonl"
-CHECKPOINT = "checkpoint.safetensors"
 AUTO = "auto"  # the method of runs that `tune` made
 TUNING = ("tuning", "tuning.csv", "tuning.json")  # what `tune` keeps beside its run
 ADAPTATION = "adaptation.json"  # of runs that `adapt` made
+FOLDERS = ("ensemble", "evaluation")  # of a run
 
 
 class Data(Part):
@@ -62,7 +65,7 @@ class RunInfo(Document):
 
     remedy = "give the folder that dissensus train wrote"
 
-    format: Literal["dissensus-run-2"] = "dissensus-run-2"
+    format: Literal["dissensus-run-3"] = "dissensus-run-3"
     status: Literal["running", "finished"]
     settings: dict[str, JsonValue]  # the fields of `Settings`
     data: Data
@@ -93,16 +96,38 @@ class Line(Part):
     seconds: float
 
 
+@contextmanager
+def writing_run(
+    folder: str | os.PathLike[str], fabric: Fabric | None = None, *, remedy: str = "wait for it, or choose another"
+) -> Iterator[None]:
+    """Hold a run folder while something is written to it, with `writing`; of several processes, the first holds it.
+
+    Raises:
+        RunError: In all processes, if another command is writing it.
+    """
+    with ExitStack() as held:
+        refusal = ""
+        if fabric is None or fabric.is_global_zero:
+            try:
+                held.enter_context(writing(folder, *FOLDERS, remedy=remedy))
+            except RunError as error:
+                refusal = str(error)
+        if reason := refusal if fabric is None else str(fabric.broadcast(refusal)):
+            raise RunError(reason)
+        yield
+
+
 class Run:
     """A folder that belongs to one training run. `claim` opens it for writing, `open` for reading."""
 
     def __init__(self, folder: Path, info: RunInfo) -> None:
         self.folder, self.info = folder, info
         self._pending: list[str] = []  # lines of metrics.jsonl
+        self.checkpoints = Checkpoints(folder)
 
     @classmethod
     def claim(cls, folder: str | os.PathLike[str], settings: Settings, data: Data, *, resume: bool) -> Run:
-        """Claim a new folder for a run, or one that holds the same run already.
+        """Claim a new folder for a run, or one that holds the same run already; call it within `writing_run`.
 
         Raises:
             RunError: if the folder holds anything else, or if it holds this run and `resume` is False.
@@ -115,7 +140,6 @@ class Run:
             raise RunError(f"the output must be a folder; {folder} is a file: choose another --out")
         if not folder.exists() or all(is_temporary(path.name) or path.name in TUNING for path in folder.iterdir()):
             make_folder(folder)
-            remove_temporaries(folder)
             documents.write(folder / INFO, wanted.info)
             return wanted
         if not (folder / INFO).is_file():
@@ -128,7 +152,6 @@ class Run:
             raise RunError(f"{folder} holds another run ({shown}); choose another --out, or remove it yourself")
         if not resume:
             raise RunError(f"{folder} holds this run already; resume it, choose another --out, or remove it yourself")
-        remove_temporaries(folder)
         return run
 
     @classmethod
@@ -206,30 +229,16 @@ class Run:
             )
 
     def finish(self, notes: Sequence[str] = ()) -> None:
-        """Mark the run as finished, once its ensemble is saved, and drop the checkpoint."""
+        """Mark the run as finished, once its ensemble is saved, and drop the checkpoints."""
         self._write_pending()
         self.info = self.info.model_copy(update={"status": "finished", "notes": tuple(notes)})
         documents.write(self.folder / INFO, self.info)
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self.checkpoints.remove()
 
-    def save_checkpoint(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Replace the checkpoint by the state after `step` steps."""
+    def save_checkpoint(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Write the state after `step` steps as the newest checkpoint, and what was logged until then."""
         self._write_pending()
-        with replacing(self.folder / CHECKPOINT) as path:
-            save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, path, {"step": str(step)})
-
-    def load_checkpoint(self, tensors: Mapping[str, Tensor]) -> int:
-        """Copy the saved state into `tensors` in place; return the number of its steps, 0 without a checkpoint."""
-        path = self.folder / CHECKPOINT
-        if not path.is_file():
-            return 0
-        try:
-            with local_copy(path) as copy, safe_open(copy, framework="pt") as file, torch.no_grad():
-                for name, value in tensors.items():
-                    value.copy_(file.get_tensor(name))
-                return int(file.metadata()["step"])
-        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise RunError(f"the checkpoint {path} cannot be read ({error}); remove it to start again") from error
+        self.checkpoints.save(state, step)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; at a URL, with the next checkpoint."""
@@ -240,7 +249,7 @@ class Run:
             with open(self.folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise RunError(f"cannot write {self.folder / METRICS}: {error.strerror}; free some space") from error
+            raise cannot_write(self.folder / METRICS, error) from error
 
     def _write_pending(self) -> None:
         """Write the lines that wait: object stores replace files, they do not append to them."""
@@ -264,7 +273,9 @@ class Run:
             raise RunError(f"cannot read {path}: {error.strerror}; check its rights") from error
         for number, text in enumerate(lines, start=1):
             try:
-                yield Line.model_validate_json(text).model_dump()
+                values = Line.model_validate_json(text).model_dump()
+                seconds = values.pop("seconds")
+                yield {**values, "seconds": seconds}  # last, as it is written
             except ValidationError as error:
                 if number < len(lines):
                     problem = documents.problem(error)
