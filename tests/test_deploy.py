@@ -66,7 +66,7 @@ def test_both_commands_are_of_dissensus_serve(service):
     image = yaml.safe_load(instructions("CMD")[0])
     assert yaml.safe_load(instructions("ENTRYPOINT")[0]) == ["dissensus"]
     for command in (image, service["command"]):
-        name, values = parser.parse(command)
+        name, values, _ = parser.parse(command)
         assert (name, values["run"], values["host"], values["port"]) == ("serve", "/srv/run", "0.0.0.0", 7860)
     assert instructions("EXPOSE") == ["7860"]
 

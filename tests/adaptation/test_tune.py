@@ -222,7 +222,7 @@ def test_the_command(features, tmp_path, capsys):
     assert "The default score is kept" in text or "Chosen: " in text
     assert "tune 1/8: sed-a2d, a quarter" in messages
     assert "left" in messages
-    assert Tuning.model_validate_json((out / "tuning.json").read_bytes()).budget == 600
+    assert documents.read(Tuning, out / "tuning.json").budget == 600
     assert run(capsys, *arguments)[1] == text, "the same command again"
     line = refuse(
         capsys, "tune", tmp_path / "features", "--out", tmp_path / "other", "--budget", "1s", "--members", 200

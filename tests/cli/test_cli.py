@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -224,8 +226,8 @@ def test_a_config_takes_dashes_and_underscores_and_arguments_of_every_kind(tmp_p
         ("init: fast", "init in {}: unknown --init 'fast': known: pretrained, random"),
         ("- 1", "--config must map options to values; {} holds [1]"),
         ("", "--config must map options to values; {} holds None"),
-        ("a: [", "--config must be a YAML file; {} is not"),
-        ("a: 2024-13-45", "--config must be a YAML file; {} is not"),
+        ("a: [", "{} must be YAML; it is not (line 1: expected the node content"),
+        ("a: 2024-13-45", "{} must be YAML; it is not (month must be in 1..12)"),
     ],
 )
 def test_a_wrong_config_is_one_line(text, message, tmp_path, capsys):
@@ -244,7 +246,7 @@ def test_a_config_that_is_missing_is_one_line(tmp_path, capsys):
 
 def test_a_config_that_is_not_text_is_refused(tmp_path, capsys):
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "YAML file in UTF-8" in refuse(
+    assert "must be YAML in UTF-8; it is not (invalid start byte): save it as UTF-8" in refuse(
         capsys, "train", "digits", "--out", tmp_path / "run", "--config", tmp_path / "c.yaml"
     )
 
@@ -278,11 +280,26 @@ def test_bad_npz_files_are_named(tmp_path, capsys):
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes are reported otherwise")
+def test_output_that_nobody_reads_any_more_is_dropped(capsys):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    before = signal.getsignal(signal.SIGPIPE)
+    try:
+        command = [sys.executable, "-m", "dissensus", "list", "methods"]
+        done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(theirs)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    run(capsys, "list", "methods")
+    assert signal.getsignal(signal.SIGPIPE) == before, "a closed connection must not kill the process"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_teaches(name, capsys):
     code, out, _ = run(capsys, name, "--help")
     assert code == 0
-    assert f"Example: dissensus {name}" in out
+    assert re.search(rf"^Example: (.* \| )?dissensus {name} ", out, re.MULTILINE)
     lines = out.splitlines()
     bare = [i for i, line in enumerate(lines) if re.match(r"  --\S+( \S+)*$", line)]
     assert all(lines[i + 1].startswith(" " * 20) for i in bare), "every flag is explained"

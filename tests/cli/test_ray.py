@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -57,7 +58,8 @@ def test_three_nodes_of_which_one_is_killed(home, capsys):
     both = mapped.merge(alone, on="name", suffixes=("", "_one"))
     assert len(both) == 70
     assert (both["class"].fillna("") == both["class_one"].fillna("")).all()
-    assert both["score"].sub(both["score_one"]).abs().max() < 1e-4
+    # other batches round differently, and beyond the largest reference the excess is divided by a small number
+    np.testing.assert_allclose(both["score"], both["score_one"], rtol=1e-4, atol=1e-4)
     assert mapped["error"].notna().sum() == 1
 
 

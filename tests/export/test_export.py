@@ -466,7 +466,7 @@ def test_a_folder_for_the_hub_gives_the_same_verdicts(photos, tmp_path, monkeypa
     assert again.trained_on == detector.trained_on
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert files == [
-        "README.md", "config.json", "detector.json", next(out.glob(TENSORS)).name, "ensemble/ensemble.json",
+        "README.md", "config.json", next(out.glob(TENSORS)).name, "detector.json", "ensemble/ensemble.json",
         "ensemble/ensemble.safetensors", "ensemble/scores.safetensors", "trunk.safetensors",
     ]  # fmt: skip
     assert all(path.stat().st_mode & 0o044 for path in out.rglob("*.safetensors"))
@@ -736,8 +736,8 @@ def test_an_interrupted_export_leaves_nothing_and_a_killed_one_is_tidied_up(tmp_
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".mine.0.tmp" / "mine").mkdir(parents=True)  # what kill -9 leaves
-    (tmp_path / ".mine.0.tmp" / "mine" / "half").write_text("x")
+    (tmp_path / ".mine.01234567.tmp" / "mine").mkdir(parents=True)  # what kill -9 leaves
+    (tmp_path / ".mine.01234567.tmp" / "mine" / "half").write_text("x")
     with assembling(out) as path:
         path.write_text("whole")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("mine", "whole")]

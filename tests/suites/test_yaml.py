@@ -69,7 +69,7 @@ from tests.suites.helpers import OWN, recipe_of, refused
         (OWN + "  x: {role: ood, images: a, only: 3}", "sets.x.only: should map columns to values, got 3"),
         (OWN + "  x: {role: ood, images: a, name: y}", "set 'x' should be a mapping .*, named by its key"),
         (OWN + "  x: {role: ood, images: a, 3: y}", "sets.x.3: keys should be strings"),
-        (OWN + "  x: {role: ood, images: &a [*a]}", "sets.x.images.0: input should be a valid string"),
+        (OWN + "  x: {role: ood, images: &a [*a]}", "own.yaml must be YAML; .*an alias stands for what it is in"),
         ("crop: .nan\n" + OWN, "crop: input should be"),
         (OWN + "  x: {role: ood, images: a, shrink: 0}", "shrink: input should be greater than .* 1, got 0"),
     ],

@@ -21,6 +21,7 @@ from dissensus._core.errors import DissensusError
 from dissensus.functional.heads import Correction, Space, fit_correction, fit_weights
 from dissensus.models.ensemble import Ensemble
 
+ALIKE = 1e-6  # members that fit the labels equally well, but for rounding
 MOST = 10.0  # strength of a correction with many labels,
 PER_LABEL = 1.5  # and for each label per class while there are few
 
@@ -98,9 +99,10 @@ class Samples:
 
     @cached_property
     def best(self) -> int:
-        """The member that fits the labels best: by samples that are right, then by likelihood."""
+        """The member that fits the labels best: by samples that are right, then by likelihood, then the first."""
         likelihood = self.logits.log_softmax(-1)[:, torch.arange(len(self.labels)), self.labels].mean(1)
-        return int((self.right.double().mean(1) + 1e-3 * likelihood).argmax())
+        fit = self.right.double().mean(1) + 1e-3 * likelihood
+        return int((fit >= fit.max() - ALIKE).nonzero()[0])
 
     def embedded(self, member: int) -> Tensor:
         """(n, D'), the input of a member's last layer."""

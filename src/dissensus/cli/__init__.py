@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
+import select
 import signal
 import sys
 import warnings
@@ -38,8 +40,6 @@ OF_THE_USER = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     name = ""
     try:
         name, arguments, verify = parser.parse(sys.argv[1:] if argv is None else argv)
@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "; the same command goes on from here" if name in RESUMABLE else ""
         print(f"\ndissensus: stopped{hint}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return 128 + signal.SIGPIPE  # as programs end that the signal kills
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
@@ -65,6 +69,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
     return 0
+
+
+def _reader_is_gone() -> bool:
+    """Whether the program that reads stdout, such as `head`, has ended; the rest of the output is then dropped.
+
+    The signal SIGPIPE is not used for this: it would also kill a command whose connection to a server is closed.
+    """
+    stdout = sys.__stdout__
+    if stdout is None or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(stdout.fileno(), 0)  # errors are always reported
+    if not poll.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    return True
 
 
 def _uses_urls(argv: Sequence[str]) -> bool:

@@ -70,7 +70,7 @@ class VerdictPart(Document):
     format: Literal["dissensus-verdict-part-2"] = "dissensus-verdict-part-2"
     asked: Asked
     rows: Natural
-    sha256: Sha256
+    verdicts: Sha256
 
 
 class Task(NamedTuple):
@@ -147,7 +147,7 @@ def predict(
                     f"at least one image must be readable; none of {counts.total():,} is: check the paths"
                 )
         if part is not None:
-            written = VerdictPart(asked=asked, rows=counts.total(), sha256=digest.hexdigest())
+            written = VerdictPart(asked=asked, rows=counts.total(), verdicts=digest.hexdigest())
             documents.write(_sidecar(out), written)
         _remove(folder)
     return counts
@@ -192,7 +192,7 @@ def join(paths: list[str], out: str) -> int:
     with writing(out), replacing(place(out)) as temporary, open(temporary, "wb") as file:
         for position, path in enumerate(order):
             data = place(path).read_bytes()
-            if hashlib.sha256(data).hexdigest() != parts[path].sha256:
+            if hashlib.sha256(data).hexdigest() != parts[path].verdicts:
                 raise DataError(f"a part must be as written; {path} is altered: predict it again")
             file.write(data[data.index(b"\n") + 1 :] if position and path.lower().endswith(".csv") else data)
     return sum(part.rows for part in parts.values())

@@ -33,7 +33,7 @@ from dissensus.functional import aggregates
 from dissensus.models.ensemble import Ensemble
 
 CONFIG, ENSEMBLE, TRUNK = "config.json", "ensemble", "trunk.safetensors"
-FETCHED = [CONFIG, TRUNK, f"{ENSEMBLE}/*", "detector.*"]
+FETCHED = [CONFIG, TRUNK, f"{ENSEMBLE}/*", "detector.*", "detector-*"]
 REMEDY = "export it again: dissensus export RUN --to hub --out FOLDER"
 
 

@@ -68,7 +68,8 @@ def list_remote_folder(folder: Folder, unlabelled: bool) -> Listing:
             sizes.append(size)
         else:
             others.add(path)
-    others.report(folder.url)
+    if names:
+        others.report(folder.url)
     folders = {name[:-1] for name in folder.top if name.endswith("/")}
     return _listing(folder.url, names, sizes, folders, unlabelled)
 
@@ -85,8 +86,9 @@ def walk_folder(root: str) -> Iterator[str]:
             paths.append(path)
         elif path:  # "" is the URL itself, which is read as it is
             others.add(path)
-    others.report(root)
-    if not paths:
+    if paths:
+        others.report(root)
+    else:
         yield root  # to be read, and reported
     # the images of a folder before the folders in it, as for local folders
     order = sorted(paths, key=lambda path: [*((1, part) for part in path.split("/")[:-1]), (0, path.split("/")[-1])])
@@ -118,7 +120,7 @@ def _scan(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     wrong.
     """
     folders = [("", frozenset([os.path.realpath(root)]))]
-    others, visits = PassedOver(), Counter[str]()
+    others, visits, images = PassedOver(), Counter[str](), 0
     while folders:
         prefix, above = folders.pop()
         inner = []
@@ -137,11 +139,13 @@ def _scan(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
                     if real not in above:  # a link back up would never end
                         inner.append((f"{prefix}{entry.name}/", above | {real}))
                 elif entry.name.lower().endswith(SUFFIXES):
+                    images += 1
                     yield prefix + entry.name, entry
                 else:
                     others.add(entry.name)
         folders += sorted(inner, reverse=True)
-    others.report(root)
+    if images:
+        others.report(root)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -81,7 +81,7 @@ class Listing:
 
 
 class PassedOver:
-    """Files that are no images by their ending: counted, and reported once."""
+    """Files that are no images by their ending: counted, and reported once, where there are images too."""
 
     def __init__(self) -> None:
         self.endings = Counter[str]()

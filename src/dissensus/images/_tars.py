@@ -175,7 +175,8 @@ def _read(path: str) -> _Contents:
                 f"a tar must be plain and whole; {path} is damaged, compressed or truncated after {whole} images "
                 f"({error}): copy or create it again"
             ) from error
-    others.report(path)
+    if images:
+        others.report(path)
     return _Contents(images, sidecars, size)
 
 
