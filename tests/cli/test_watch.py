@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dissensus.detection import Detector, Monitor
+from dissensus.detection import Detector, Monitor, batch_test
 from dissensus.report import watching
 from dissensus.training._fit import fit
 from tests.commands import refuse, run
@@ -87,14 +87,18 @@ def test_a_stream_that_stops_ends_with_a_summary(home, capsys, monkeypatch):
         ({"p_value": float("nan")}, "p_value must be within"),
         ({"score": float("nan")}, "score must be a number"),
         ({"score": "1"}, "score must be a number"),
+        ({"score": 10**400}, "score must be a number"),
+        ({"score": True}, "score must be a number"),
         ({"score": 123.0}, "of another run or calibration"),
         ({"label": 99}, "of another run"),
         ({"class": "cat"}, "of another run"),
         ({"label": None}, "label must be"),
         ({"parts": [{}]}, "parts must be"),
+        ({"parts": 5}, "parts must be"),
+        ({"parts": None}, "parts must be"),
         ({"votes": [1]}, "votes must be"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_line_that_is_no_verdict_of_this_run_is_named(home, capsys, tmp_path, change, message):
     lines = (home / "same.jsonl").read_text().splitlines()
@@ -163,3 +167,17 @@ def test_ctrl_c_saves_whole_samples(home, capsys, monkeypatch, tmp_path):
     assert events(out)[-1]["word"] == "stopped"
     assert Monitor.load(tmp_path / "s.json", Detector.load(home / "run")).samples == 31
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_at_the_end_of_the_stream_saves_too(home, capsys, monkeypatch, tmp_path):
+    test = batch_test.batch_test
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return test(*arguments)
+
+    monkeypatch.setattr(batch_test, "batch_test", interrupted)
+    code, out, _ = run(capsys, "watch", home / "run", home / "same", "--state", tmp_path / "s.json")
+    assert code == 130
+    assert [event["event"] for event in events(out)] == ["start", "status", "end"]
+    assert Monitor.load(tmp_path / "s.json", Detector.load(home / "run")).samples == 200

@@ -123,6 +123,14 @@ def test_what_cannot_be_watched_raises_one_line(run, more, detector, stream):
     assert monitor.metrics()["errors"] == 1
 
 
+def test_history_does_not_change_while_it_is_drawn(detector, stream):
+    monitor = feed(Monitor(detector), stream[:10])
+    before = monitor.history
+    feed(monitor, stream[10:20])
+    assert len(before) == 10
+    assert len(monitor.history) == 20
+
+
 def test_threads_lose_no_sample(detector, stream):
     monitor = Monitor(detector)
     threads = [threading.Thread(target=feed, args=(monitor, stream[i::4])) for i in range(4)]

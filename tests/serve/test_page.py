@@ -53,6 +53,9 @@ def test_page_predicts_uploads(server, tab, place, service):
         service.detector.threshold.scores
     )
     assert tab.eval("document.querySelectorAll('#answer .gauge .mark').length") == 1
+    tab.wait("document.querySelector('#watched')?.textContent.includes('What came in')")  # without a reload
+    tab.eval("document.querySelector('#watched details').open = true")
+    tab.wait("document.querySelector('#watched img').naturalWidth > 100")
     tab.eval(f"{SLIDE}(20)")
     tab.wait("document.querySelector('#answer').innerText.includes('At 20% false alarms')")
 

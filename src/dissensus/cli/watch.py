@@ -156,9 +156,12 @@ class _Stream:
                 self.counting = True  # until the state is saved
                 self._end("stopped")
                 raise
-        if monitor.samples + monitor.errors == before and not (stop and monitor.alarm):
-            raise DissensusError("a stream must have a sample; this one ended before the first: check what feeds it")
-        self._end("end")
+            if monitor.samples + monitor.errors == before and not (stop and monitor.alarm):
+                raise DissensusError(
+                    "a stream must have a sample; this one ended before the first: check what feeds it"
+                )
+            with self._whole():
+                self._end("end")
         return monitor.alarm is not None
 
     @contextmanager

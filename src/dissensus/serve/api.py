@@ -122,16 +122,16 @@ def create(service: Service, access: Access | None = None) -> FastAPI:
 
 async def _results(request: Request, jobs: Sequence[Future[Inspection]], seconds: float) -> list[Inspection]:
     """Return the results of jobs; what has not begun is cancelled if the client leaves or the time is over."""
-    everything = asyncio.gather(*map(asyncio.wrap_future, jobs))
-    gone = asyncio.ensure_future(_gone(request))
+    futures = [asyncio.wrap_future(job) for job in jobs]
+    everything, gone = asyncio.ensure_future(asyncio.wait(futures)), asyncio.ensure_future(_gone(request))
     try:
         both: set[asyncio.Future[Any]] = {everything, gone}
         done, _ = await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if everything in done:
-            return everything.result()
+            return [future.result() for future in futures]
     finally:
-        everything.cancel()
-        gone.cancel()
+        for future in (*futures, everything, gone):
+            future.cancel()
     if done:
         raise HTTPException(GONE, "the client left")
     text = f"a request may take {seconds:g} s; this one took longer: send fewer or smaller images, or try again later"
