@@ -66,13 +66,13 @@ def test_both_commands_are_of_dissensus_serve(service):
     image = yaml.safe_load(instructions("CMD")[0])
     assert yaml.safe_load(instructions("ENTRYPOINT")[0]) == ["dissensus"]
     for command in (image, service["command"]):
-        name, values = parser.parse(command)
+        name, values, _ = parser.parse(command)
         assert (name, values["run"], values["host"], values["port"]) == ("serve", "/srv/run", "0.0.0.0", 7860)
     assert instructions("EXPOSE") == ["7860"]
 
 
 def test_a_stop_waits_for_the_requests_that_run(service):
-    arguments = parser.parse(service["command"])[1]
+    arguments = parser.parse(service["command"]).arguments
     grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
     assert grace
     assert int(grace[1]) >= arguments["max_seconds"] + 5

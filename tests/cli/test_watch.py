@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import signal
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dissensus.detection import Detector, Monitor, batch_test
+from dissensus.detection import Detector, Monitor
 from dissensus.report import watching
 from dissensus.training._fit import fit
 from tests.commands import refuse, run
@@ -170,13 +171,14 @@ def test_ctrl_c_saves_whole_samples(home, capsys, monkeypatch, tmp_path):
 
 
 def test_ctrl_c_at_the_end_of_the_stream_saves_too(home, capsys, monkeypatch, tmp_path):
-    test = batch_test.batch_test
+    module = importlib.import_module("dissensus.detection.batch_test")  # the package has the function of this name
+    test = module.batch_test
 
     def interrupted(*arguments):
         signal.raise_signal(signal.SIGINT)
         return test(*arguments)
 
-    monkeypatch.setattr(batch_test, "batch_test", interrupted)
+    monkeypatch.setattr(module, "batch_test", interrupted)
     code, out, _ = run(capsys, "watch", home / "run", home / "same", "--state", tmp_path / "s.json")
     assert code == 130
     assert [event["event"] for event in events(out)] == ["start", "status", "end"]

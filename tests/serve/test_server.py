@@ -64,11 +64,13 @@ def test_refusals(capsys, place, tmp_path, monkeypatch):
 
 
 @needs_gradio
-def test_of_two_servers_that_start_together_the_second_is_told(service):
+def test_of_two_servers_that_start_together_the_second_is_told(service, monkeypatch):
     """Both bind before one listens."""
-    from dissensus.serve import server
+    from dissensus.serve import page, server
     from dissensus.serve.access import Access
 
+    monkeypatch.setattr(page, "create", lambda *about: None)
+    monkeypatch.setattr(page, "mount", lambda *about: None)
     with server.bind("127.0.0.1", 0) as one, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(one.getsockname())
@@ -97,7 +99,9 @@ def test_only_own_folders_are_cleaned_and_no_link_is_followed(tmp_path, monkeypa
     from dissensus.serve import server
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    old, documents, theirs = (tmp_path / name for name in (f"{server.PREFIX}old", "documents", f"{server.PREFIX}theirs"))
+    old, documents, theirs = (
+        tmp_path / name for name in (f"{server.PREFIX}old", "documents", f"{server.PREFIX}theirs")
+    )
     for folder in (old, documents, theirs):
         folder.mkdir()
         os.utime(folder, (0, 0))
@@ -204,9 +208,11 @@ def test_api_refuses_in_json(server, place):
 def test_page_reads_no_file_that_was_not_uploaded(server, place):
     import httpx
 
+    events = httpx.get(f"{server.url}/config").json()["dependencies"]
+    upload = next(event["id"] for event in events if any(kind == "upload" for _, kind in event["targets"]))
     for number, path in enumerate((str(place / "digit.png"), "https://example.com/cat.png")):
         data = [{"path": path, "meta": {"_type": "gradio.FileData"}}, 5]
-        request = {"data": data, "fn_index": 0, "session_hash": f"thief{number}"}
+        request = {"data": data, "fn_index": upload, "session_hash": f"thief{number}"}
         with httpx.Client(base_url=server.url, timeout=10) as client:
             client.post("/gradio_api/queue/join", json=request).raise_for_status()
             with client.stream("GET", f"/gradio_api/queue/data?session_hash=thief{number}") as lines:
