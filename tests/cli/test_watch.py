@@ -52,8 +52,9 @@ def test_a_stream_in_two_parts_rings_in_the_second(home, capsys, tmp_path):
     assert code == 3
     assert "continued after 200 samples" in out
     assert "ALARM at sample 2" in out
-    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
-    assert "alarm" in plot.read_text()
+    words = [text.text for text in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
+    for named in ("alarm", "scores, now", "classes, now", "called out", "calibrated for 0.05"):
+        assert any(said.startswith(named) for said in words), named
     code, out, _ = run(capsys, *again)
     assert code == 0, "without the flag an alarm is no failure"
     assert run(capsys, *again, "--exit-on-alarm")[0] == 3
@@ -68,6 +69,14 @@ def test_features_and_their_json_lines_are_one_stream(home, capsys, monkeypatch)
     one, other = events(features)[-1], events(lines)[-1]
     assert [one[key] for key in keys] == [other[key] for key in keys]
     assert one["log10_wealth_scores"] == pytest.approx(other["log10_wealth_scores"], abs=0.05)
+
+
+def test_a_stream_of_one_sample_is_watched_and_drawn(home, capsys, monkeypatch, tmp_path):
+    give(monkeypatch, (home / "same.jsonl").read_bytes().splitlines(keepends=True)[0])
+    code, out, _ = run(capsys, "watch", home / "run", "--verdicts", "-", "--plot", tmp_path / "one.svg")
+    assert code == 0
+    assert events(out)[-1]["samples"] == 1
+    assert (tmp_path / "one.svg").exists()
 
 
 def test_a_stream_that_stops_ends_with_a_summary(home, capsys, monkeypatch):

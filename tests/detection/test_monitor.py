@@ -154,6 +154,8 @@ def test_a_batch_is_tested_for_discoveries_and_disagreement(detector, stream, el
     assert unlike.disagreement > unlike.calibrated
     assert "members disagree" in str(unlike)
     assert batch_test([], detector.threshold).count == 0
+    assert batch_test(stream[:1], detector.threshold).p_value is None, "one sample has no distribution"
+    assert batch_test(stream[:2], detector.threshold).p_value is not None
     with pytest.raises(DissensusError, match="have none: calibrate"):
         batch_test([replace(stream[0], p_value=None)], detector.threshold)
 

@@ -383,7 +383,8 @@ def test_pages_of_other_servers_cannot_read_answers(small):
     client = Client(small)
     client.app = Access(["photos.example.org"]).around(shared)
     for origin, readable in (
-        ("http://localhost:3000", False), ("null", False), ("http://localhost", True), ("http://photos.example.org", True),
+        ("http://localhost:3000", False), ("null", False), ("http://localhost", True),
+        ("http://photos.example.org", True),
     ):  # fmt: skip
         headers = client("GET", "/", headers={"origin": origin}).headers
         assert (permission.keys() <= headers.keys()) == readable

@@ -73,7 +73,7 @@ def batch_test(verdicts: Iterable[Verdict], threshold: Threshold, share: float =
         raise DataError("a batch test needs p-values; these verdicts have none: calibrate the detector first")
     found = int(conformal.discoveries(torch.tensor(p_values, dtype=torch.float64), share).sum())
     counts = {len(verdict.votes) for verdict in readable}
-    if threshold.held_out is None or len(counts) != 1 or min(counts) < 2:
+    if threshold.held_out is None or len(counts) != 1 or min(counts) < 2 or len(readable) < 2:
         return BatchTest(len(readable), found, share)
     held_out = threshold.held_out.disagreement.double().numpy()
     numbers = {name: i for i, name in enumerate(sorted({vote for verdict in readable for vote in verdict.votes}))}
