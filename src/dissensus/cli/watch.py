@@ -202,9 +202,8 @@ class _Stream:
         metrics, batch = self.monitor.metrics(), batch_test(self.batch, self.monitor.threshold, self.discoveries)
         errors = sum(verdict.error is not None for verdict in self.batch)
         self.batch = []
-        wealth = ", ".join(
-            f"{name} 10^{round(metrics[f'log10_wealth_{name}'], 1) + 0.0:.1f}" for name in self.monitor.tests
-        )
+        powers = {name: round(metrics[f"log10_wealth_{name}"], 1) + 0.0 for name in self.monitor.tests}  # no -0.0
+        wealth = ", ".join(f"{name} 10^{power:.1f}" for name, power in powers.items())
         alarm = "ALARM" if self.monitor.alarm else "no alarm"
         lost = f", {errors:,} could not be read" if errors else ""
         text = f"sample {self.monitor.samples:,}: {alarm}, wealth {wealth} of 10^{metrics['log10_wealth_limit']:.1f}"

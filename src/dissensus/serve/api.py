@@ -130,8 +130,10 @@ async def _results(request: Request, jobs: Sequence[Future[Inspection]], seconds
         if everything in done:
             return [future.result() for future in futures]
     finally:
-        for future in (*futures, everything, gone):
+        for future in futures:
             future.cancel()
+        everything.cancel()
+        gone.cancel()
     if done:
         raise HTTPException(GONE, "the client left")
     text = f"a request may take {seconds:g} s; this one took longer: send fewer or smaller images, or try again later"

@@ -87,7 +87,8 @@ def serve(
         try:
             where.listen(1024)
         except OSError as error:  # another server bound the address too, and was faster
-            raise _not_free(*where.getsockname()[:2], error) from error
+            host, port = where.getsockname()[:2]
+            raise _not_free(host, port, error) from error
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
