@@ -71,6 +71,13 @@ def test_both_commands_are_of_dissensus_serve(service):
     assert instructions("EXPOSE") == ["7860"]
 
 
+def test_a_stop_waits_for_the_requests_that_run(service):
+    arguments = parser.parse(service["command"]).arguments
+    grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
+    assert grace
+    assert int(grace[1]) >= arguments["max_seconds"] + 5
+
+
 def test_the_health_check_is_a_route_of_the_server():
     (path,) = re.findall(r"http://127\.0\.0\.1:7860(/[\w/]+)", instructions("HEALTHCHECK")[0])
     assert any(f'"{path}"' in file.read_text() for file in (ROOT / "src" / "dissensus" / "serve").glob("*.py"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import signal
@@ -51,8 +52,9 @@ def test_a_stream_in_two_parts_rings_in_the_second(home, capsys, tmp_path):
     assert code == 3
     assert "continued after 200 samples" in out
     assert "ALARM at sample 2" in out
-    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
-    assert "alarm" in plot.read_text()
+    words = [text.text for text in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
+    for named in ("alarm", "scores, now", "classes, now", "called out", "calibrated for 0.05"):
+        assert any(said.startswith(named) for said in words), named
     code, out, _ = run(capsys, *again)
     assert code == 0, "without the flag an alarm is no failure"
     assert run(capsys, *again, "--exit-on-alarm")[0] == 3
@@ -67,6 +69,14 @@ def test_features_and_their_json_lines_are_one_stream(home, capsys, monkeypatch)
     one, other = events(features)[-1], events(lines)[-1]
     assert [one[key] for key in keys] == [other[key] for key in keys]
     assert one["log10_wealth_scores"] == pytest.approx(other["log10_wealth_scores"], abs=0.05)
+
+
+def test_a_stream_of_one_sample_is_watched_and_drawn(home, capsys, monkeypatch, tmp_path):
+    give(monkeypatch, (home / "same.jsonl").read_bytes().splitlines(keepends=True)[0])
+    code, out, _ = run(capsys, "watch", home / "run", "--verdicts", "-", "--plot", tmp_path / "one.svg")
+    assert code == 0
+    assert events(out)[-1]["samples"] == 1
+    assert (tmp_path / "one.svg").exists()
 
 
 def test_a_stream_that_stops_ends_with_a_summary(home, capsys, monkeypatch):
@@ -87,14 +97,18 @@ def test_a_stream_that_stops_ends_with_a_summary(home, capsys, monkeypatch):
         ({"p_value": float("nan")}, "p_value must be within"),
         ({"score": float("nan")}, "score must be a number"),
         ({"score": "1"}, "score must be a number"),
+        ({"score": 10**400}, "score must be a number"),
+        ({"score": True}, "score must be a number"),
         ({"score": 123.0}, "of another run or calibration"),
         ({"label": 99}, "of another run"),
         ({"class": "cat"}, "of another run"),
         ({"label": None}, "label must be"),
         ({"parts": [{}]}, "parts must be"),
+        ({"parts": 5}, "parts must be"),
+        ({"parts": None}, "parts must be"),
         ({"votes": [1]}, "votes must be"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_line_that_is_no_verdict_of_this_run_is_named(home, capsys, tmp_path, change, message):
     lines = (home / "same.jsonl").read_text().splitlines()
@@ -163,3 +177,18 @@ def test_ctrl_c_saves_whole_samples(home, capsys, monkeypatch, tmp_path):
     assert events(out)[-1]["word"] == "stopped"
     assert Monitor.load(tmp_path / "s.json", Detector.load(home / "run")).samples == 31
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_at_the_end_of_the_stream_saves_too(home, capsys, monkeypatch, tmp_path):
+    module = importlib.import_module("dissensus.detection.batch_test")  # the package has the function of this name
+    test = module.batch_test
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return test(*arguments)
+
+    monkeypatch.setattr(module, "batch_test", interrupted)
+    code, out, _ = run(capsys, "watch", home / "run", home / "same", "--state", tmp_path / "s.json")
+    assert code == 130
+    assert [event["event"] for event in events(out)] == ["start", "status", "end"]
+    assert Monitor.load(tmp_path / "s.json", Detector.load(home / "run")).samples == 200

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 import torch
 
 from dissensus._core import documents
-from dissensus._core.digests import unverified
 from dissensus._core.errors import DissensusError, RunError
 from dissensus.detection import Detector, Monitor, Verdict, batch_test
-from dissensus.features import FeatureSet
 from dissensus.functional import comparisons, conformal
 from tests.conftest import blobs
 from tests.damage import damages
@@ -56,9 +55,7 @@ def test_an_undisturbed_stream_is_silent_and_a_shift_is_not(detector, stream):
 
 def test_one_class_too_often_rings_by_classes(detector, stream):
     monitor = feed(Monitor(detector), stream)
-    cats = [verdict for verdict in detector.predict(blobs(1500, seed=10)) if verdict.label == 1]
-    unchanged = [replace(cat, score=s.score, p_value=s.p_value) for cat, s in zip(cats[:300], stream, strict=True)]
-    feed(monitor, unchanged)
+    feed(monitor, [replace(verdict, label=1) for verdict in detector.predict(blobs(300, seed=10))])
     assert monitor.alarm.test == "classes"
     assert f"{detector.classes[1]} is" in monitor.alarm.reason
 
@@ -113,8 +110,8 @@ def test_what_cannot_be_watched_raises_one_line(run, more, detector, stream):
     with pytest.raises(DissensusError, match="needs a calibrated detector"):
         Monitor(Detector.load(run, calibrated=False))
     few = Detector.load(run).calibrate(more.subset(range(9)), 0.1, "pds")
-    with pytest.raises(DissensusError, match=r"rate of 1e-08 needs \d+ calibration samples.*got 9"):
-        Monitor(few, 1e-8)
+    with pytest.raises(DissensusError, match=r"rate of 1e-09 needs \d+ calibration samples.*got 9"):
+        Monitor(few, 1e-9)
     monitor = Monitor(detector)
     for wrong in (
         {"score": math.nan}, {"score": None}, {"p_value": 1.5}, {"p_value": None}, {"p_value": math.nan}, {"label": 99},
@@ -124,6 +121,14 @@ def test_what_cannot_be_watched_raises_one_line(run, more, detector, stream):
     assert monitor.samples == 0, "what raises is not counted"
     monitor.add(Verdict("x.jpg", error="cannot be read"))
     assert monitor.metrics()["errors"] == 1
+
+
+def test_history_does_not_change_while_it_is_drawn(detector, stream):
+    monitor = feed(Monitor(detector), stream[:10])
+    before = monitor.history
+    feed(monitor, stream[10:20])
+    assert len(before) == 10
+    assert len(monitor.history) == 20
 
 
 def test_threads_lose_no_sample(detector, stream):
@@ -140,15 +145,33 @@ def test_a_batch_is_tested_for_discoveries_and_disagreement(detector, stream, el
     calm = batch_test(stream, detector.threshold)
     assert calm.p_value > 0.01
     assert calm.discoveries <= 3
-    between = 0.3 * torch.randn(100, 6, generator=torch.Generator().manual_seed(0))  # near no cloud
-    unlike = batch_test(detector.predict(FeatureSet.from_arrays(between)), detector.threshold, 0.2)
+    between = detector.predict(blobs(100, seed=3, noise=3.0))
+    assert batch_test(between, detector.threshold, 0.2).discoveries > 10
+    first, second, third = detector.classes
+    split = [replace(verdict, votes=(first, second, second, third)) for verdict in stream[:60]]
+    unlike = batch_test(stream[60:] + split, detector.threshold)
     assert unlike.p_value < 0.01
-    assert unlike.discoveries > 10
     assert unlike.disagreement > unlike.calibrated
     assert "members disagree" in str(unlike)
     assert batch_test([], detector.threshold).count == 0
+    assert batch_test(stream[:1], detector.threshold).p_value is None, "one sample has no distribution"
+    assert batch_test(stream[:2], detector.threshold).p_value is not None
     with pytest.raises(DissensusError, match="have none: calibrate"):
         batch_test([replace(stream[0], p_value=None)], detector.threshold)
+
+
+def test_a_batch_test_of_a_large_calibration_needs_little_memory(detector, stream):
+    threshold = detector.threshold
+    held_out = threshold.held_out._replace(disagreement=threshold.held_out.disagreement.repeat(150))
+    tracemalloc.start()
+    try:
+        test = batch_test(stream, replace(threshold, held_out=held_out))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert test.p_value > 0.01
+    assert len(held_out.disagreement) == 60_000
+    assert peak < 100e6  # all 999 permutations at once have 480 MB
 
 
 def test_discoveries_are_those_of_benjamini_and_hochberg():
@@ -167,8 +190,8 @@ def test_disagreement_is_the_share_of_pairs_that_differ():
     assert comparisons.disagreement(votes[:1]).tolist() == [0] * 40
 
 
-def test_held_out_predictions_are_saved_with_the_calibration(detector, run, tmp_path):
-    from dissensus._core import tensors
+def test_held_out_predictions_are_saved_with_the_calibration(detector, run, tmp_path, monkeypatch):
+    from dissensus._core import digests, tensors
     from dissensus.detection.threshold import TENSORS, Threshold
 
     detector.threshold.save(tmp_path, detector.identity)
@@ -176,7 +199,8 @@ def test_held_out_predictions_are_saved_with_the_calibration(detector, run, tmp_
     assert torch.equal(again.held_out.labels, detector.threshold.held_out.labels)
     (path,) = tmp_path.glob(TENSORS)
     values = tensors.read(path, remedy="")
+    monkeypatch.setenv(digests.VARIABLE, "0")  # else the checksum is what differs
     for change in ({"held-out.labels": -torch.ones(400, dtype=torch.int64)}, {"held-out.disagreement": torch.zeros(3)}):
         tensors.write(path, values | change)
-        with unverified(), pytest.raises(RunError, match=r"predictions on the calibration samples"):
+        with pytest.raises(RunError, match=r"predictions on the calibration samples"):
             Threshold.load(tmp_path, detector.identity)

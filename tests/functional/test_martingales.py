@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 import numpy as np
@@ -37,6 +39,23 @@ def test_p_values_of_an_undisturbed_stream_are_uniform_and_independent(most):
         assert np.abs(np.corrcoef(p.T) - np.eye(3)).max() < 0.06
         tail = p < 0.1
         assert (tail[:, 0] & tail[:, 1]).mean() == pytest.approx(0.01, abs=0.006)
+
+
+@pytest.mark.parametrize("most", [1000, 2])
+@pytest.mark.parametrize(
+    ("bag", "count"), [((0, 1, 2, 3, 4), 3), ((0, 1, 1, 2), 1), ((0, 1, 1, 2, 3), 2), ((0, 0, 1, 2, 2), 3)]
+)
+def test_p_values_are_exactly_uniform_and_independent(bag, count, most):
+    """Over every order of a few values, with ties and values between edges: the joint density is 1 everywhere."""
+    grid = (np.arange(60) + 0.5) / 60
+    densities = []
+    for values in (np.array(order, float) for order in itertools.permutations(bag)):
+        low, high = (
+            Ranks.of(values[:count], most=most).add(values[count:], np.full(len(bag) - count, u)) for u in (0.0, 1.0)
+        )
+        inside = [((grid > a) & (grid < b)) / (b - a) for a, b in zip(low, high, strict=True)]
+        densities.append(functools.reduce(np.multiply.outer, inside))
+    assert np.mean(densities, axis=0) == pytest.approx(1)
 
 
 def test_wealth_is_that_of_crepes_sleeper_stayer():

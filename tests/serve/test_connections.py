@@ -150,6 +150,13 @@ def test_newcomers_are_told_when_all_are_at_work(running, monkeypatch):
     assert all(b"done" in read(client, b"done") for client in clients)
 
 
+def test_malformed_forms_are_not_logged(running):
+    import logging
+
+    assert not logging.getLogger("python_multipart.multipart").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.WARNING)
+
+
 def test_a_stop_finishes_requests_and_cuts_streams(running):
     stream = running.connect(GET.replace(b"/", b"/stream", 1))
     assert b"x" in read(stream, b"x")

@@ -8,12 +8,15 @@ import os
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from dissensus import Ensemble, fit
+from dissensus._core.errors import DissensusError
 from dissensus.cli import main
 from tests.conftest import blobs, linear
 from tests.serve.conftest import BAD, Server, needs_gradio
@@ -23,9 +26,9 @@ def refusal(capsys, *arguments: object) -> str:
     with pytest.raises(SystemExit) as stopped:
         main(["serve", *map(str, arguments)])
     assert stopped.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
+    *warnings, line = capsys.readouterr().err.splitlines()
+    assert all(warning.startswith("dissensus: warning: ") for warning in warnings), warnings
+    return line
 
 
 def test_without_gradio_one_line(capsys, monkeypatch, place):
@@ -58,6 +61,63 @@ def test_refusals(capsys, place, tmp_path, monkeypatch):
     assert "this run has no fitted score knn and --train is not given" in refused
     fit(linear(), blobs(), "deep-ensemble", epochs=1, out=tmp_path / "features-only", progress=False)
     assert "images need a trunk" in refusal(capsys, tmp_path / "features-only", "--port", 0)
+
+
+@needs_gradio
+def test_of_two_servers_that_start_together_the_second_is_told(service, monkeypatch):
+    """Both bind before one listens."""
+    from dissensus.serve import page, server
+    from dissensus.serve.access import Access
+
+    monkeypatch.setattr(page, "create", lambda *about: None)
+    monkeypatch.setattr(page, "mount", lambda *about: None)
+    with server.bind("127.0.0.1", 0) as one, socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(one.getsockname())
+        other.listen()
+        port = one.getsockname()[1]
+        before = [signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGTERM)]
+        try:
+            with pytest.raises(DissensusError, match=rf"127\.0\.0\.1:{port} is not \(Address already in use\)"):
+                server.serve(Unclosed(service), (), one, access=Access(), ready=None)
+        finally:
+            for number, handler in zip((signal.SIGPIPE, signal.SIGTERM), before, strict=True):
+                signal.signal(number, handler)
+
+
+class Unclosed:
+    """A service that is used after the server ends."""
+
+    def __init__(self, service) -> None:
+        self.service = service
+
+    def __getattr__(self, name: str):
+        return (lambda: None) if name == "close" else getattr(self.service, name)
+
+
+def test_only_own_folders_are_cleaned_and_no_link_is_followed(tmp_path, monkeypatch):
+    from dissensus.serve import server
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old, documents, theirs = (
+        tmp_path / name for name in (f"{server.PREFIX}old", "documents", f"{server.PREFIX}theirs")
+    )
+    for folder in (old, documents, theirs):
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    (tmp_path / f"{server.PREFIX}link").symlink_to(documents)
+    lstat = Path.lstat
+
+    def another_user(path):
+        return os.stat_result([*lstat(path)[:4], 12345, *lstat(path)[5:]]) if path == theirs else lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", another_user)
+    with server._temporary_folder() as folder:
+        assert folder.is_dir()
+        assert not old.exists()
+    assert [*documents.iterdir(), *theirs.iterdir()] == []
+    assert theirs.exists()
+    assert not folder.exists()
 
 
 def ask(url: str, *files: tuple[str, bytes], **query: object) -> tuple[int, dict]:
@@ -148,9 +208,11 @@ def test_api_refuses_in_json(server, place):
 def test_page_reads_no_file_that_was_not_uploaded(server, place):
     import httpx
 
+    events = httpx.get(f"{server.url}/config").json()["dependencies"]
+    upload = next(event["id"] for event in events if any(kind == "upload" for _, kind in event["targets"]))
     for number, path in enumerate((str(place / "digit.png"), "https://example.com/cat.png")):
         data = [{"path": path, "meta": {"_type": "gradio.FileData"}}, 5]
-        request = {"data": data, "fn_index": 0, "session_hash": f"thief{number}"}
+        request = {"data": data, "fn_index": upload, "session_hash": f"thief{number}"}
         with httpx.Client(base_url=server.url, timeout=10) as client:
             client.post("/gradio_api/queue/join", json=request).raise_for_status()
             with client.stream("GET", f"/gradio_api/queue/data?session_hash=thief{number}") as lines:

@@ -62,7 +62,8 @@ def _verdict(values: Any, what: str) -> Verdict:
         return Verdict(str(values.get("path")), error=str(values["error"]))
     votes, parts = values.get("votes", []), values.get("parts", [])
     pairs: list[tuple[Any, Any]] = [
-        (each.get("score"), each.get("p_value")) if isinstance(each, dict) else (None, None) for each in parts
+        (each.get("score"), each.get("p_value")) if isinstance(each, dict) else (None, None)
+        for each in (parts if isinstance(parts, list) else [None])
     ]
     if not all(isinstance(name, str) and _is_share(p_value) for name, p_value in pairs):
         raise DataError(
@@ -88,7 +89,7 @@ def _verdict(values: Any, what: str) -> Verdict:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float("inf")
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def _is_share(value: Any) -> bool:

@@ -156,9 +156,12 @@ class _Stream:
                 self.counting = True  # until the state is saved
                 self._end("stopped")
                 raise
-        if monitor.samples + monitor.errors == before and not (stop and monitor.alarm):
-            raise DissensusError("a stream must have a sample; this one ended before the first: check what feeds it")
-        self._end("end")
+            if monitor.samples + monitor.errors == before and not (stop and monitor.alarm):
+                raise DissensusError(
+                    "a stream must have a sample; this one ended before the first: check what feeds it"
+                )
+            with self._whole():
+                self._end("end")
         return monitor.alarm is not None
 
     @contextmanager
@@ -199,7 +202,8 @@ class _Stream:
         metrics, batch = self.monitor.metrics(), batch_test(self.batch, self.monitor.threshold, self.discoveries)
         errors = sum(verdict.error is not None for verdict in self.batch)
         self.batch = []
-        wealth = ", ".join(f"{name} 10^{metrics[f'log10_wealth_{name}']:.1f}" for name in self.monitor.tests)
+        powers = {name: round(metrics[f"log10_wealth_{name}"], 1) + 0.0 for name in self.monitor.tests}  # no -0.0
+        wealth = ", ".join(f"{name} 10^{power:.1f}" for name, power in powers.items())
         alarm = "ALARM" if self.monitor.alarm else "no alarm"
         lost = f", {errors:,} could not be read" if errors else ""
         text = f"sample {self.monitor.samples:,}: {alarm}, wealth {wealth} of 10^{metrics['log10_wealth_limit']:.1f}"

@@ -20,6 +20,7 @@ from dissensus.detection.verdicts import Verdict
 from dissensus.functional import comparisons, conformal
 
 RESAMPLES = 999  # the smallest p-value is 1 / 1000
+AT_ONCE = 2**20  # values permuted at a time, for memory that does not grow with the calibration set
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,16 @@ def batch_test(verdicts: Iterable[Verdict], threshold: Threshold, share: float =
         raise DataError("a batch test needs p-values; these verdicts have none: calibrate the detector first")
     found = int(conformal.discoveries(torch.tensor(p_values, dtype=torch.float64), share).sum())
     counts = {len(verdict.votes) for verdict in readable}
-    if threshold.held_out is None or len(counts) != 1 or min(counts) < 2:
+    if threshold.held_out is None or len(counts) != 1 or min(counts) < 2 or len(readable) < 2:
         return BatchTest(len(readable), found, share)
     held_out = threshold.held_out.disagreement.double().numpy()
     numbers = {name: i for i, name in enumerate(sorted({vote for verdict in readable for vote in verdict.votes}))}
     votes = torch.tensor([[numbers[vote] for vote in verdict.votes] for verdict in readable]).T
     batch = comparisons.disagreement(votes).double().numpy()
     result = stats.permutation_test(
-        (batch, held_out), _difference, vectorized=True, n_resamples=RESAMPLES, rng=np.random.default_rng(0)
-    )
+        (batch, held_out), _difference, vectorized=True, n_resamples=RESAMPLES, rng=np.random.default_rng(0),
+        batch=max(1, AT_ONCE // (len(batch) + len(held_out))),
+    )  # fmt: skip
     return BatchTest(len(readable), found, share, float(batch.mean()), float(held_out.mean()), float(result.pvalue))
 
 

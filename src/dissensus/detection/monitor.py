@@ -69,7 +69,7 @@ class Monitor:
         self.detector = _digest(detector, threshold)
         self.samples = self.out = self.errors = 0
         self.alarm: Alarm | None = None
-        self.history: list[Point] = []
+        self._history: list[Point] = []
         self._stride = 1
         self._recent = {name: Recent(len(self.classes)) for name in self.tests}
         self._lock = Lock()
@@ -114,10 +114,10 @@ class Monitor:
                 self._recent[name].add(out, p_value, label, unusual)
         if self.samples % self._stride == 0:
             log_wealth = tuple(test.log_wealth for test in self.tests.values())
-            self.history.append(Point(samples=self.samples, out=self.out, log_wealth=log_wealth))
-            if len(self.history) > POINTS:
+            self._history.append(Point(samples=self.samples, out=self.out, log_wealth=log_wealth))
+            if len(self._history) > POINTS:
                 self._stride *= 2
-                self.history = [point for point in self.history if point.samples % self._stride == 0]
+                self._history = [point for point in self._history if point.samples % self._stride == 0]
         if self.alarm is None:
             self.alarm = self._ring()
             return self.alarm
@@ -146,6 +146,12 @@ class Monitor:
             }
 
     @property
+    def history(self) -> tuple[Point, ...]:
+        """Points of the stream up to now, to draw; other threads may add samples meanwhile."""
+        with self._lock:
+            return tuple(self._history)
+
+    @property
     def banner(self) -> str:
         """A sentence for people to see while the alarm is on, else nothing."""
         if self.alarm is None:
@@ -168,7 +174,7 @@ class Monitor:
                 detector=self.detector, rate=self.rate, samples=self.samples, out=self.out, errors=self.errors,
                 tests={name: state_of(test) for name, test in self.tests.items()},
                 recent={name: recent.state() for name, recent in self._recent.items()},
-                stride=self._stride, history=tuple(self.history), alarm=self.alarm,
+                stride=self._stride, history=tuple(self._history), alarm=self.alarm,
             )  # fmt: skip
         documents.write(place(path), state)
 
@@ -201,7 +207,7 @@ class Monitor:
         if not fits or state.out > state.samples:
             raise RunError(f"{path} is damaged, its counts do not fit the calibration: {state.remedy}")
         self.samples, self.out, self.errors, self.alarm = state.samples, state.out, state.errors, state.alarm
-        self.history, self._stride = list(state.history), state.stride
+        self._history, self._stride = list(state.history), state.stride
         self._recent = {name: Recent.of(recent) for name, recent in state.recent.items()}
 
 

@@ -58,8 +58,15 @@ def log_axis(name: str, low: float, high: float) -> Axis:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     last = max(last, first + 1)
     every = max(1, (last - first) // 5)
-    ticks = tuple((10.0**p, f"{10.0**p:g}") for p in range(first, last + 1, every))
+    ticks = tuple((10.0**p, _power(p)) for p in range(first, last + 1, every))
     return Axis(f"{name} (log scale)", 10.0**first, 10.0**last, ticks, "log")
+
+
+def _power(exponent: int) -> str:
+    """A power of ten, short enough to stay beside the name of its axis."""
+    if abs(exponent) < 4:
+        return f"{10.0**exponent:g}"
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def share_axis(name: str) -> Axis:

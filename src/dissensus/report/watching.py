@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from dissensus._core.errors import DissensusError
 from dissensus._core.files import replacing
 from dissensus.detection.detector import Detector
@@ -19,6 +21,7 @@ from dissensus.report.svg import Plot
 STATE = "watch.json"  # in the folder of a run, where reports look for it
 BARS = 40  # stretches of the stream over which the share of samples called out is averaged
 LOWEST = 1e-3  # wealth drawn
+HEAD = 40  # pixels for title and legend above each chart of a file
 # for a file without the style of the page
 STYLE = (
     "svg{background:#fff}text{font:11px system-ui,sans-serif;fill:#333}.name{font-size:12px}"
@@ -95,17 +98,31 @@ def _rate(monitor: Monitor) -> Chart:
 
 def drawing(charts: Sequence[Chart]) -> str:
     """Charts, one below the other, as an SVG file that needs no style sheet."""
-    height = sum(svg.HEIGHT + 24 for _ in charts)
+    height = len(charts) * (svg.HEIGHT + HEAD)
     body = ""
     for number, chart in enumerate(charts):
-        top = number * (svg.HEIGHT + 24)
-        body += svg.text(svg.WIDTH / 2, top + 16, chart.title, kind="name")
-        inner = str(chart.drawing).replace("<svg ", f'<svg y="{top + 20}" height="{svg.HEIGHT}" ', 1)
-        body += inner
+        top = number * (svg.HEIGHT + HEAD)
+        body += svg.text(svg.WIDTH / 2, top + 16, chart.title, kind="name") + _legend(chart, top + 33)
+        body += _placed(chart.drawing, y=top + HEAD - 4, height=svg.HEIGHT)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * svg.WIDTH}" viewBox="0 0 {svg.WIDTH} {height}">'
         f"<style>{STYLE}</style>{body}</svg>\n"
     )
+
+
+def _legend(chart: Chart, y: float) -> str:
+    """The names of a chart's lines, side by side."""
+    body, x = "", 20.0
+    for swatch, words in chart.legend:
+        body += _placed(swatch, x=x, y=y - 10, width=26, height=12) + svg.text(x + 31, y, words, "start")
+        x += 31 + 6 * len(words) + 12
+    return body
+
+
+def _placed(drawing: Markup, **attributes: float) -> str:
+    """An SVG image at a place in another."""
+    places = " ".join(f'{name}="{value:g}"' for name, value in attributes.items())
+    return str(drawing).replace("<svg ", f"<svg {places} ", 1)
 
 
 def write(path: Path, charts: Sequence[Chart]) -> None:

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from starlette.requests import cookie_parser
 
 from dissensus._core.errors import DissensusError, short
-from dissensus.serve.asgi import SAFE, App, Receive, Scope, Send, discard
+from dissensus.serve.asgi import SAFE, App, Message, Receive, Scope, Send, discard
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/api/health", "/api/ready", "/login")  # without the token
@@ -68,12 +68,26 @@ class Access:
                     await discard(receive, 2**20)
                 await refusal(scope, receive, send)
             elif scope["type"] in ("http", "lifespan"):
-                await app(scope, receive, send)
+                await app(scope, receive, self._unshared(scope, send))
 
         return guarded
 
+    def _unshared(self, scope: Scope, send: Send) -> Send:
+        """Return `send` without permission for pages of other servers to read the answer, which Gradio may give."""
+        headers = _texts(scope.get("headers", ()))
+        if "origin" not in headers or self._is_own(headers["origin"], headers.get("host", "")):
+            return send
+
+        async def unshared(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [pair for pair in message["headers"] if not pair[0].lower().startswith(b"access-control-")]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        return unshared
+
     def _refusal(self, scope: Scope) -> Response | None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = _texts(scope["headers"])
         host = headers.get("host", "")
         if not self._is_allowed(host):
             text = f"this server does not answer for the host {short(host)}: start it with --allow-host NAME"
@@ -122,6 +136,10 @@ class Access:
         secure = request.url.scheme == "https"
         answer.set_cookie(COOKIE, self.cookie.decode(), httponly=True, samesite="strict", secure=secure)
         return answer
+
+
+def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
 def _is_address(name: str) -> bool:

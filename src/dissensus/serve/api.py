@@ -122,14 +122,16 @@ def create(service: Service, access: Access | None = None) -> FastAPI:
 
 async def _results(request: Request, jobs: Sequence[Future[Inspection]], seconds: float) -> list[Inspection]:
     """Return the results of jobs; what has not begun is cancelled if the client leaves or the time is over."""
-    everything = asyncio.gather(*map(asyncio.wrap_future, jobs))
-    gone = asyncio.ensure_future(_gone(request))
+    futures = [asyncio.wrap_future(job) for job in jobs]
+    everything, gone = asyncio.ensure_future(asyncio.wait(futures)), asyncio.ensure_future(_gone(request))
     try:
         both: set[asyncio.Future[Any]] = {everything, gone}
         done, _ = await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if everything in done:
-            return everything.result()
+            return [future.result() for future in futures]
     finally:
+        for future in futures:
+            future.cancel()
         everything.cancel()
         gone.cancel()
     if done:

@@ -179,9 +179,8 @@ def watched(monitor: Monitor | None) -> str:
     # an image, so that its style stays its own
     drawn = base64.b64encode(watching.drawing(watching.charts_of(monitor)).encode()).decode()
     picture = f"data:image/svg+xml;base64,{drawn}"
-    form = "{}<details><summary>What came in: {} images, {}</summary><img alt='{}' src='{}'></details>"
+    form = "{}<details><summary>What came in: {}, {}</summary><img alt='{}' src='{}'></details>"
     alarm = "no alarm" if monitor.alarm is None else "an alarm"
     words = "Evidence of drift, and share of images called out"
-    return str(
-        Markup(form).format(banner, f"{monitor.samples:,}", alarm, words, f"data:image/svg+xml;base64,{picture}")
-    )
+    count = "1 image" if monitor.samples == 1 else f"{monitor.samples:,} images"
+    return str(Markup(form).format(banner, count, alarm, words, picture))

@@ -13,6 +13,7 @@ from typing import Any
 
 import gradio as gr
 import pandas as pd
+from gradio.events import Dependency
 from markupsafe import Markup
 
 from dissensus._core.cells import to_cells
@@ -35,16 +36,22 @@ def create(service: Service, examples: Sequence[Example], max_upload_mb: float) 
     with gr.Blocks(analytics_enabled=False, title=f"Dissensus: {service.name}", delete_cache=(60, KEPT)) as blocks:
         gr.HTML(_header(service), elem_id="head")
         stream = gr.HTML(elem_id="watched")
-        blocks.load(lambda: watched(service.monitor), outputs=stream, **HIDDEN)  # for every visitor
+
+        def look() -> str:
+            return watched(service.monitor)
+
+        blocks.load(look, outputs=stream, **HIDDEN)  # for every visitor
         slider = _slider(service)
         with gr.Tab("One image"):
-            _one(service, examples, slider, max_upload_mb)
+            one = _one(service, examples, slider, max_upload_mb)
         with gr.Tab("Many images"):
-            _many(service, slider, max_upload_mb)
+            many = _many(service, slider, max_upload_mb)
         with gr.Tab("Adapt"):
             adapt_tab.create(service, max_upload_mb)
         with gr.Tab("API"):
             gr.Markdown(_api_help(max_upload_mb))
+        for uploaded in (one, many):
+            uploaded.then(look, outputs=stream, **HIDDEN)
     blocks.state_session_capacity = SESSIONS
     blocks.queue(max_size=64, default_concurrency_limit=2)
     return blocks
@@ -122,7 +129,8 @@ def _rate(service: Service, percent: float) -> float | None:
     return None if service.detector.threshold is None else round(percent / 100, 6)
 
 
-def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_upload_mb: float) -> None:
+def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_upload_mb: float) -> Dependency:
+    """Fill the tab, and return the event of an upload."""
     with gr.Row():
         with gr.Column(scale=2, min_width=300, elem_id="left"):
             file = gr.File(
@@ -165,13 +173,15 @@ def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_u
 
     # Gradio looks for the class itself; annotations are strings here.
     pick.__annotations__["event"] = gr.SelectData
-    file.upload(inspect, [file, slider], [kept, answer], **HIDDEN)
+    uploaded = file.upload(inspect, [file, slider], [kept, answer], **HIDDEN)
     file.clear(lambda: (None, str(EMPTY)), None, [kept, answer], **HIDDEN)
     gallery.select(pick, [slider], [kept, answer], **HIDDEN)
     slider.input(show, [kept, slider], answer, trigger_mode="always_last", **HIDDEN)
+    return uploaded
 
 
-def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> None:
+def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> Dependency:
+    """Fill the tab, and return the event of an upload."""
     files = gr.File(
         label=f"Drop images here (up to {MANY} files of {max_upload_mb:g} MB each)",
         file_count="multiple",
@@ -197,10 +207,11 @@ def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> None:
         inspections = tuple(service.inspect_all([(Path(path).name, Path(path).read_bytes) for path in uploads]))
         return inspections, *show(inspections, percent)
 
-    files.upload(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
+    uploaded = files.upload(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
     files.delete(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
     files.clear(lambda: ((), *show((), 0)), None, [kept, summary, frame], **HIDDEN)
     slider.input(show, [kept, slider], [summary, frame], trigger_mode="always_last", **HIDDEN)
+    return uploaded
 
 
 def _summary(rows: pd.DataFrame) -> str:

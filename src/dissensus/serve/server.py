@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -47,10 +49,14 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address[4])
     except OSError as error:
         bound.close()
-        raise DissensusError(
-            f"the address must be free; {host}:{port} is not ({error.strerror}): choose another --host or --port"
-        ) from error
+        raise _not_free(host, port, error) from error
     return bound
+
+
+def _not_free(host: str, port: int, error: OSError) -> DissensusError:
+    return DissensusError(
+        f"the address must be free; {host}:{port} is not ({error.strerror}): choose another --host or --port"
+    )
 
 
 def serve(
@@ -78,7 +84,11 @@ def serve(
 
         app = api.create(service, access)
         page.mount(app, page.create(service, examples, service.limits.max_upload_mb), service.limits.max_upload_mb)
-        where.listen(1024)
+        try:
+            where.listen(1024)
+        except OSError as error:  # another server bound the address too, and was faster
+            host, port = where.getsockname()[:2]
+            raise _not_free(host, port, error) from error
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -93,16 +103,17 @@ def serve(
 
 
 def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
-    """Return how uvicorn serves an application."""
+    """Return how uvicorn serves an application; what clients do wrong is not logged, so that they cannot fill a log."""
     import uvicorn
 
     from dissensus.serve.connections import Connection
 
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     return uvicorn.Config(
         app,
         http=Connection,
         ws="none",
-        log_level="error",  # a warning is a client's mistake, or an attack: nothing to fill a log with
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=int(limits.max_seconds) + 1,
@@ -117,10 +128,16 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _temporary_folder() -> Iterator[Path]:
     """A folder for uploads, removed at the end; those of servers that were killed are removed now."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, Timeout):  # of another user; gone; in use
-            if time.time() - folder.stat().st_mtime > 60:  # a younger one may not be locked yet
+        with contextlib.suppress(OSError, Timeout):  # gone; in use
+            if _is_own(folder) and time.time() - folder.stat().st_mtime > 60:  # a younger one may not be locked yet
                 with FileLock(folder / LOCK, timeout=0):
                     shutil.rmtree(folder)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, FileLock(Path(name) / LOCK, timeout=0):
         (Path(name) / "uploads").mkdir()
         yield Path(name) / "uploads"
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether this user made a folder; links in it, or in its place, could lead the lock to any other file."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
