@@ -147,7 +147,7 @@ def _read(path: str) -> _Contents:
     images: list[Member] = []
     sidecars: dict[str, int | str] = {}
     others = PassedOver()
-    with listing_errors(path), opened(path) as file:
+    with listing_errors(path), opened(path, seeks=True) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         try:
