@@ -1,4 +1,4 @@
-"""Images on a web server that states no sizes, ignores ranges and sends without end: no more is read than is allowed."""
+"""Images on a web server that states no sizes, ignores ranges and never ends: no more is read than is allowed."""
 
 from __future__ import annotations
 

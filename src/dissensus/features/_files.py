@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dissensus.functional.arrays import Array
 
-# What NumPy raises for an .npy file that is damaged. The header is Python, which may be deeply nested or state any shape.
+# What NumPy raises for a damaged .npy file, whose header is Python: it may be deeply nested or state any shape.
 NPY_ERRORS = (
     OSError, ValueError, EOFError, OverflowError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError,
     TokenError,

@@ -15,7 +15,7 @@ from dissensus._core.errors import DataError
 from dissensus.features._files import NPY_ERRORS
 
 NAMES = ("features", "labels", "groups")
-# zipfile raises RuntimeError for an encrypted member, and NotImplementedError, which is one, for an unknown compression.
+# zipfile raises RuntimeError for an encrypted member, NotImplementedError (a subclass) for an unknown compression.
 ERRORS = (*NPY_ERRORS, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 BOMB_BYTES, BOMB_RATIO = 2**28, 100  # a larger array that unpacks to more than this many times its size is not read
 
@@ -56,6 +56,6 @@ def _check_ratio(path: Path, archive: zipfile.ZipFile) -> None:
     for member in archive.infolist():
         if member.file_size > max(BOMB_BYTES, BOMB_RATIO * member.compress_size):
             raise DataError(
-                f"arrays of an .npz unpack to at most {BOMB_RATIO} times their size; {member.filename} of {path} unpacks "
-                f"to {member.file_size:,} bytes from {member.compress_size:,}: write it with numpy.savez"
+                f"arrays of an .npz unpack to at most {BOMB_RATIO} times their size; {member.filename} of {path} "
+                f"unpacks to {member.file_size:,} bytes from {member.compress_size:,}: write it with numpy.savez"
             )

@@ -121,7 +121,7 @@ def read_part(path: str, start: int, size: int) -> bytes:
 def _read_web(fs: Any, url: str, start: int, size: int) -> bytes:
     """Read as `read_part`, and no more if the server sends more; fsspec reads the whole answer."""
     headers = {**fs.kwargs.get("headers", {}), "Range": f"bytes={start}-{start + size - 1}"}
-    with fs.open(url, "rb", block_size=0, size=size, headers=headers) as file:  # a stream, without a request for the size
+    with fs.open(url, "rb", block_size=0, size=size, headers=headers) as file:  # a stream; no request for its size
         if start and file.r.status != 206:
             raise OSError("the server sends whole files only")
         data = bytearray()
