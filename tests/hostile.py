@@ -207,6 +207,25 @@ MADE: Sequence[Callable[[], bytes]] = (
 )
 
 
+# What the header of an .npy file states for type and shape; NumPy evaluates it as Python.
+BAD_HEADERS = {
+    "minus": ("'<f4'", "-" * 5000 + "1"),
+    "brackets": ("'<f4'", "(" * 5000 + ")" * 5000),
+    "no type": ("()", "(3, 2)"),
+    "half a type": ("('<f4',)", "(3, 2)"),
+    "negative": ("'<f4'", "(-3, 2)"),
+    "huge": ("'<f4'", "(2**62,)"),
+    "endless": ("'<f4'", "(" + "9" * 400 + ",)"),
+}
+
+
+def npy(header: str) -> bytes:
+    """An .npy file with one of `BAD_HEADERS`."""
+    kind, shape = BAD_HEADERS[header]
+    text = f"{{'descr': {kind}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text + b"\n" + bytes(24)
+
+
 # --- what is no file ---------------------------------------------------------------------------------------
 
 

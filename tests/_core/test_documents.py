@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Literal
 
 import pytest
@@ -141,8 +142,17 @@ def test_bytes_that_are_not_text_and_huge_files(tmp_path, monkeypatch):
         documents.read(Sample, path)
     monkeypatch.setattr(documents, "MAX_BYTES", 10)
     path.write_text(GOOD.model_dump_json())
-    with pytest.raises(RunError, match=r"must be a small JSON file; it has \d+ bytes: write it again"):
+    with pytest.raises(RunError, match=r"must be a small JSON file; it has more than \d+ bytes: write it again"):
         documents.read(Sample, path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_and_a_device_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(RunError, match=rf"{name}\.json must be a JSON file; it is a pipe or a device"):
+            documents.read(Sample, tmp_path / f"{name}.json")
 
 
 def test_a_missing_file_and_a_folder(tmp_path):

@@ -17,6 +17,9 @@ from tests.forks import until
 
 LIVE = "dissensus: error: all processes of a command must live until its end; process {} of 2 {}: run the same command"
 
+COMMAND = ("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "dissensus")
+PAIR = ("--devices", "2", "--accelerator", "cpu", "--rank-timeout", "2")
+
 
 @pytest.fixture
 def argv(tmp_path):
@@ -30,6 +33,20 @@ def messages(*commands):
     lines = [line for command in commands for line in command.err.splitlines()]
     assert not any("Traceback" in line for line in lines), "\n".join(lines)
     return [line for line in lines if line.startswith("dissensus")]
+
+
+def child_of(first: subprocess.Popen) -> int:
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    (child,) = (int(pid) for pid in children if b"dissensus" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return child
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended; whoever adopted it may not have asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def begun(folder: Path) -> bool:
@@ -87,18 +104,31 @@ def test_an_error_of_the_first_process_ends_the_other_in_silence(forks, argv, tm
 
 
 @pytest.mark.slow
-def test_a_frozen_process_that_the_command_launched_is_not_left_over(argv, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launched = [*argv, "--devices", 2, "--accelerator", "cpu", "--rank-timeout", 2]
-    with subprocess.Popen(
-        [sys.executable, "-m", "dissensus", *map(str, launched)], stderr=subprocess.PIPE, text=True, env=environment
-    ) as first:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_process_of_a_launched_pair_is_not_left_over(rank, argv, tmp_path):
+    with subprocess.Popen([*COMMAND, *map(str, argv), *PAIR], stderr=subprocess.PIPE, text=True) as first:
         until(lambda: begun(tmp_path / "run"), 60)
-        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-        (child,) = (int(pid) for pid in children if b"dissensus" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(child, signal.SIGSTOP)
-        _, err = first.communicate(timeout=20)
-    assert first.returncode == 2, err
-    assert LIVE.format(2, "gives no sign of life for 2 s") in err
+        child = child_of(first)
+        os.kill((first.pid, child)[rank], signal.SIGSTOP)
+        try:
+            _, err = first.communicate(timeout=20)
+        finally:
+            first.kill()
+    assert first.returncode == (2 if rank else -signal.SIGKILL), err  # a frozen process cannot end itself
+    assert LIVE.format(rank + 1, "gives no sign of life for 2 s") in err
     assert "Traceback" not in err
-    until(lambda: not Path(f"/proc/{child}").exists(), 5)
+    until(lambda: ended(child), 5)
+
+
+@pytest.mark.slow
+def test_a_launched_pair_without_its_first_process_ends_with_one_line(argv, tmp_path):
+    err = tmp_path / "err"
+    with err.open("w") as file, subprocess.Popen([*COMMAND, *map(str, argv), *PAIR], stderr=file) as first:
+        until(lambda: begun(tmp_path / "run"), 60)
+        child = child_of(first)
+        first.kill()
+    until(lambda: ended(child), 20)
+    text = err.read_text()
+    assert "process 1 of 2 has ended" in text
+    assert "frame #" not in text
+    assert "Traceback" not in text

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import socket
 import tarfile
 import threading
@@ -209,11 +210,17 @@ SIDECARS = {
 
 @pytest.mark.parametrize(("name", "data"), [(name, data) for name, all_ in SIDECARS.items() for data in all_])
 def test_sidecars_without_bounds(name, data, tmp_path):
-    packed(tmp_path / "x.tar", {"a.png": plain(), name: data})
-    with refused(f"a label is an integer .* {name}"):
-        ImageSet.find(tmp_path / "x.tar")
-    (sample,) = ImageStream.find(str(tmp_path / "x.tar")).samples(0)
-    assert "a label is an integer" in sample.error
+    packed(tmp_path / "x.tar", {"a.png": plain(), name: data, "b.png": plain(), "b.cls": b"7"})
+    images = ImageSet.find(tmp_path / "x.tar")
+    reasons = outcomes(images)
+    assert f"a label is an integer in a .cls, an integer or text in a .json; {name} in " in reasons["a.png"]
+    assert reasons["b.png"] == ""
+    assert images.classes[int(images.labels[1])] == "7"
+    assert outcomes(pickle.loads(pickle.dumps(images))) == reasons, "as a worker process has it"
+    assert set(outcomes(ImageSet.find(tmp_path / "x.tar", unlabelled=True)).values()) == {""}
+    bad, good = ImageStream.find(str(tmp_path / "x.tar")).samples(0)
+    assert "a label is an integer" in bad.error
+    assert (good.error, good.label) == (None, "7")
 
 
 def test_links_to_links_do_not_multiply(tmp_path, monkeypatch):

@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, tmp_path, monkey
         warnings.simplefilter("always")
         resumed = fit(linear(), blobs(), **options, out=run)
     lines = [str(each.message) for each in caught if NEWEST in str(each.message)]
-    expected = f"{run / NEWEST} is damaged; training goes on from {PREVIOUS}, after 7 steps"
+    expected = f"{run / NEWEST} is damaged; training goes on from {PREVIOUS}, after step 7"
     assert lines == [expected] * (how is not Path.unlink)
     for name, value in whole.stacked().items():
         assert torch.equal(value, resumed.stacked()[name])

@@ -27,7 +27,7 @@ from pydantic_core import PydanticSerializationError
 from dissensus._core import digests
 from dissensus._core.errors import DissensusError, RunError, short
 from dissensus._core.files import replacing
-from dissensus._core.places import storage_errors
+from dissensus._core.places import is_remote, storage_errors
 
 MAX_BYTES = 2**28  # no document of ours comes near; a larger file is not one
 SEAL = "sha256"  # the field with the digest of all others
@@ -93,10 +93,11 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
     remedy = remedy or model.remedy
     try:
         with storage_errors(path, model.error, missing=False):
-            size = path.stat().st_size
-            if size > MAX_BYTES:
-                raise model.error(f"{path} must be a small JSON file; it has {size:,} bytes: {remedy}")
-            data = path.read_bytes()
+            if not is_remote(path) and path.exists() and not (path.is_file() or path.is_dir()):
+                raise model.error(f"{path} must be a JSON file; it is a pipe or a device, which may not end: {remedy}")
+            data = _read_bytes(path)
+            if len(data) > MAX_BYTES:
+                raise model.error(f"{path} must be a small JSON file; it has more than {MAX_BYTES:,} bytes: {remedy}")
         text, seal = _unsealed(data)
         document = model.model_validate_json(text)
         if "format" not in document.model_fields_set:  # its default is for writing
@@ -115,6 +116,15 @@ def read(model: type[_D], path: Path, *, remedy: str | None = None) -> _D:
         raise model.error(f"cannot read {path}: {error.strerror}; {remedy}") from error
     except ValidationError as error:
         raise model.error(f"{path} is damaged or of another version, {problem(error)}: {remedy}") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Return the contents of a file, or the first `MAX_BYTES` and one more."""
+    data = bytearray()
+    with path.open("rb") as file:
+        while len(data) <= MAX_BYTES and (chunk := file.read(MAX_BYTES + 1 - len(data))):  # a stream gives less at once
+            data += chunk
+    return bytes(data)
 
 
 def _unsealed(data: bytes) -> tuple[bytes, Any]:

@@ -75,8 +75,9 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, counting what it stands for."""
-        start = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        alias = self.check_event(yaml.AliasEvent)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        start, alias = event.start_mark, isinstance(event, yaml.AliasEvent)
+        _check(alias or event.tag is None, "values have no tags", start)  # PyYAML raises anything for a wrong one
         self._level += 1
         _check(self._level <= YAML_DEPTH, f"nested more than {YAML_DEPTH} deep", start)
         node = super().compose_node(parent, index)

@@ -300,6 +300,7 @@ def launch(**devices: Any) -> Fabric:
         raise DissensusError(
             f"cannot run on accelerator={options.accelerator}, devices={options.devices}: {reason}"
         ) from error
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a process whose peer dies prints a stack of C++
     fabric.launch()
     hold(watching(fabric, options.rank_timeout))
     return fabric

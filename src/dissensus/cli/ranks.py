@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,12 +67,16 @@ class Watch:
         launcher = fabric.strategy.launcher
         self.rank, self.world, self.patience = fabric.global_rank, fabric.world_size, patience
         self.children: list[Any] = list(getattr(launcher, "procs", ()))
-        self.parent = os.getppid() if self.rank and not _launched_by_others(fabric) else None
         self.silent = dict.fromkeys(range(1, self.world) if self.rank == 0 else [0], 0.0)
         self.gone = dict[int, str]()  # process -> what became of it
         self.ended = dict[int, int]()  # process -> SUCCESS or FAILURE
         self.stopped = threading.Event()
         self.store = PrefixStore("dissensus", _get_default_store().clone())
+        here = f"{socket.gethostname()} {{}}"
+        if self.rank == 0:
+            self.store.set("first", here.format(os.getpid()))
+        launched = self.rank > 0 and self.store.get("first").decode() == here.format(os.getppid())
+        self.parent = os.getppid() if launched else None  # which this process ends, if it is frozen
         for thread in threading.enumerate():
             if thread.name == "child-process-observer":  # Lightning's, which kills this process without a word
                 thread._child_processes = []  # type: ignore[attr-defined]
@@ -172,9 +177,3 @@ class Watch:
         for child in self.children:
             if child.poll() is None:
                 child.kill()
-
-
-def _launched_by_others(fabric: Fabric) -> bool:
-    """Whether torchrun, SLURM or the like started the processes."""
-    environment = getattr(fabric.strategy, "cluster_environment", None)
-    return environment is None or bool(environment.creates_processes_externally)

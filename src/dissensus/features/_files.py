@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 
 from dissensus.functional.arrays import Array
 
-# What NumPy raises for an .npy file that is damaged.
-NPY_ERRORS = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TypeError, TokenError)
+# What NumPy raises for a damaged .npy file, whose header is Python: it may be deeply nested or state any shape.
+NPY_ERRORS = (
+    OSError, ValueError, EOFError, OverflowError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError,
+    TokenError,
+)  # fmt: skip
 SCATTERED = 32  # runs of neighbouring rows; more at once are worth reading the file as a whole
 _HAS_PREADV = hasattr(os, "preadv")
 _SEEK = threading.Lock()  # where reading at an offset is two calls

@@ -24,6 +24,7 @@ from dissensus._core.places import as_text, filesystem, is_url, place, storage_p
 PathLike = str | os.PathLike[str]
 LISTINGS_AT_ONCE = 16
 LINE = 2**16  # characters
+CHUNK = 2**20  # bytes that are read from the web at a time
 MAX_BYTES = 2**28  # of one image file; a larger one is not read
 
 
@@ -105,20 +106,38 @@ def read_bytes(path: str) -> bytes:
 
 def read_part(path: str, start: int, size: int) -> bytes:
     """Return up to `size` bytes of a file from `start` on, at a URL by one request."""
-    if is_url(path):
+    if is_url(path) and size:
         fs, inside = storage(path)
-        return cast(bytes, fs.cat_file(inside, start=start, end=start + size)) if size else b""
+        if "http" in fs.protocol:
+            return _read_web(fs, inside, start, size)
+        return cast(bytes, fs.cat_file(inside, start=start, end=start + size))
+    if is_url(path):
+        return b""
     with open_file(path) as file:
         file.seek(start)
         return file.read(size)
 
 
+def _read_web(fs: Any, url: str, start: int, size: int) -> bytes:
+    """Read as `read_part`, and no more if the server sends more; fsspec reads the whole answer."""
+    headers = {**fs.kwargs.get("headers", {}), "Range": f"bytes={start}-{start + size - 1}"}
+    with fs.open(url, "rb", block_size=0, size=size, headers=headers) as file:  # a stream; no request for its size
+        if start and file.r.status != 206:
+            raise OSError("the server sends whole files only")
+        data = bytearray()
+        while len(data) < size and (chunk := file.read(min(CHUNK, size - len(data)))):
+            data += chunk
+    return bytes(data)
+
+
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """Open a file for reading; it can seek."""
+def opened(path: str, *, seeks: bool = False) -> Iterator[BinaryIO]:
+    """Open a file for reading; raise OSError if it must be able to seek and is on a web server that states no size."""
     if is_url(path):
         fs, inside = storage(path)
         with fs.open(inside, "rb") as file:
+            if seeks and "http" in fs.protocol and file.size is None:
+                raise OSError("the server does not say how large it is")
             yield file
     else:
         with open_file(path) as file:
@@ -151,7 +170,9 @@ def sizes_of(paths: Iterable[str]) -> NDArray[np.int64]:
     remote: dict[str, list[int]] = {}  # the positions of the files in each folder
     urls: dict[int, str] = {}
     for i, path in enumerate(paths):
-        if is_url(path):
+        if path.startswith(("http://", "https://")):  # pages that list files do not state their sizes
+            sizes.append(-1)
+        elif is_url(path):
             remote.setdefault(path.rpartition("/")[0], []).append(i)
             urls[i] = path.rpartition("/")[2]
             sizes.append(-1)

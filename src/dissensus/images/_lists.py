@@ -117,8 +117,9 @@ def _load(path: str) -> pd.DataFrame:
     import pandas as pd  # slow to import, and only tables need it
 
     try:
-        with listing_errors(path), opened(path) as file, warnings.catch_warnings():
-            if path.lower().endswith(".parquet"):
+        parquet = path.lower().endswith(".parquet")
+        with listing_errors(path), opened(path, seeks=parquet) as file, warnings.catch_warnings():
+            if parquet:
                 return _load_parquet(file)
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
             table = pd.read_csv(

@@ -186,10 +186,8 @@ class _Blocks:
         mark = self.window[len(self.window) - (self.position - end) :]
         if len(mark) < tarfile.BLOCKSIZE:
             raise tarfile.ReadError("no end mark")
-        while mark:
-            if any(mark):
-                raise tarfile.ReadError("a bad header, or a second tar after the first")
-            mark = self.file.read(2**20)
+        if any(mark) or any(self.file.read(2**20)):  # not to the end, which may be far
+            raise tarfile.ReadError("a bad header, or a second tar after the first")
 
 
 def _images(sample: dict[str, Any]) -> Iterator[Streamed]:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -29,6 +29,7 @@ HEADER_BYTES = 2**20
 LONG = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 )  # fmt: skip
+T = TypeVar("T")
 NOT_REGULAR = "not a regular file of its tar but a link, a device or a sparse file"
 
 
@@ -38,6 +39,7 @@ class Tars:
 
     paths: tuple[str, ...]
     starts: tuple[int, ...]  # the place of each tar's first byte
+    unlabelled: Mapping[int, str]  # why an image has no label, by its place
     identity = ""
 
     def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
@@ -45,6 +47,8 @@ class Tars:
         with file_errors():
             if size < 0:
                 raise BadImage(NOT_REGULAR)
+            if place in self.unlabelled:
+                raise BadImage(self.unlabelled[place])
             check_size(size)
             data = read_part(self.paths[at], place - self.starts[at], size)
         if len(data) < size:
@@ -85,10 +89,23 @@ def tar_errors() -> Iterator[None]:
         raise tarfile.ReadError(" ".join(str(error).split())[:100]) from error
 
 
+class BadLabel(NamedTuple):
+    """Why a sidecar holds no label; the image that it goes with is left out."""
+
+    reason: str
+
+
 class _Contents(NamedTuple):
     images: list[Member]
-    sidecars: dict[str, int | str]  # the labels in .cls and .json members by name without suffix
+    sidecars: dict[str, int | str | BadLabel]  # the labels in .cls and .json members by name without suffix
     size: int  # of the tar
+
+    def any_label(self) -> int | str:
+        """Return a label that occurs, for images that are left out; raise DataError if none does."""
+        for label in self.sidecars.values():
+            if not isinstance(label, BadLabel):
+                return label
+        raise DataError(next(label.reason for label in self.sidecars.values() if isinstance(label, BadLabel)))
 
 
 def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
@@ -97,14 +114,18 @@ def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
     tars = [text if is_url(text) else os.path.abspath(text) for text in texts]
     names, folders, sidecars = Builder(), Coder(), Coder()
     places, sizes = array("q"), array("q")
-    starts = [0]
+    starts, bad = [0], dict[int, str]()
     for path in tars:
-        contents = _read(path)
+        contents = _read(path, unlabelled)
         prefix = f"{posixpath.basename(path)}/" if len(tars) > 1 else ""
         for member in contents.images:
             names.add(prefix + member.name)
             folders.add(posixpath.dirname(member.name))
-            sidecars.add(sidecar_of(member.name, contents.sidecars))
+            sidecar = sidecar_of(member.name, contents.sidecars)
+            if isinstance(sidecar, BadLabel):
+                bad[starts[-1] + member.offset] = sidecar.reason
+                sidecar = contents.any_label()
+            sidecars.add(sidecar)
             places.append(starts[-1] + member.offset)
             sizes.append(member.size)
         starts.append(starts[-1] + contents.size)
@@ -119,7 +140,7 @@ def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
         codes, classes = folder_labels(branches(folders), listed, first)
     return Listing(
         names=listed,
-        reader=Tars(tuple(tars), tuple(starts[:-1])),
+        reader=Tars(tuple(tars), tuple(starts[:-1]), bad),
         sizes=np.frombuffer(sizes, np.int64),
         places=np.frombuffer(places, np.int64),
         labels=codes,
@@ -127,7 +148,7 @@ def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
     )
 
 
-def sidecar_of(name: str, sidecars: Mapping[str, int | str]) -> int | str | None:
+def sidecar_of(name: str, sidecars: Mapping[str, T]) -> T | None:
     """Return the label that goes with an image, by the names of sidecars without suffix."""
     return sidecars.get(posixpath.splitext(name)[0], sidecars.get(sample_key(name)))
 
@@ -143,11 +164,11 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _read(path: str) -> _Contents:
+def _read(path: str, unlabelled: bool) -> _Contents:
     images: list[Member] = []
-    sidecars: dict[str, int | str] = {}
+    sidecars: dict[str, int | str | BadLabel] = {}
     others = PassedOver()
-    with listing_errors(path), opened(path) as file:
+    with listing_errors(path), opened(path, seeks=True) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         try:
@@ -163,8 +184,12 @@ def _read(path: str) -> _Contents:
                         images.append(Member(name, member.offset_data, member.size if plain else -1))
                     elif suffix not in (".cls", ".json"):
                         others.add(name)
-                    elif plain and (extracted := tar.extractfile(member)) is not None:
-                        label = parse_sidecar(f"{name} in {path}", suffix, extracted.read(JSON_BYTES + 1))
+                    elif plain and not unlabelled and (extracted := tar.extractfile(member)) is not None:
+                        data = extracted.read(JSON_BYTES + 1)
+                        try:
+                            label: int | str | BadLabel | None = parse_sidecar(f"{name} in {path}", suffix, data)
+                        except DataError as error:
+                            label = BadLabel(str(error))
                         if label is not None:
                             sidecars[stem] = label
                 end = tar.offset

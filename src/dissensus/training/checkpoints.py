@@ -57,7 +57,7 @@ class Checkpoints:
             if problem is not None:
                 self._keep = False
                 if warn:
-                    message = f"{self._newest} is damaged; training goes on from {path.name}, after {step} steps"
+                    message = f"{self._newest} is damaged; training goes on from {path.name}, after step {step}"
                     warnings.warn(message, DissensusWarning, stacklevel=2)
             return step
         if problem is not None:
