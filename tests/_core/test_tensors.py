@@ -55,3 +55,14 @@ def test_the_file_that_is_replaced_may_be_kept(tmp_path):
     for value in range(3):
         tensors.write(new, {"a": torch.tensor(value)}, keep=old)
     assert [int(tensors.read(path, remedy="")["a"]) for path in (new, old)] == [2, 1]
+
+
+def test_values_stay_if_the_file_is_altered_later(tmp_path):
+    """A mapped file would change them, and a truncated one end the process by SIGBUS."""
+    path = tmp_path / "x.safetensors"
+    tensors.write(path, {"x": torch.ones(10_000)})
+    values = tensors.read(path, remedy="")["x"]
+    with open(path, "rb+") as file:
+        file.seek(-40_000, 2)
+        file.write(bytes(40_000))
+    assert values.sum() == 10_000
