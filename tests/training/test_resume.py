@@ -22,6 +22,7 @@ from dissensus._core import tensors
 from dissensus._core.errors import RunError
 from dissensus.models.ensemble import Ensemble
 from dissensus.training._fit import fit
+from dissensus.training.checkpoints import Checkpoints
 from dissensus.training.run import Run
 from tests.conftest import blobs, linear, small_blocks
 
@@ -244,6 +245,21 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeyp
     monkeypatch.setattr(tensors, "save_file", original)
     fit(linear(), blobs(), out=tmp_path / "run", progress=False)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_checkpoints_of_a_command_that_was_killed_at_its_end_are_removed_by_the_next(tmp_path, monkeypatch):
+    """Between finishing the run and removing them."""
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(linear(), blobs(), epochs=2, out=tmp_path, checkpoint_seconds=0, progress=False)
+    assert (tmp_path / NEWEST).exists()
+    fit(linear(), blobs(), epochs=2, out=tmp_path, checkpoint_seconds=0, progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ensemble", "metrics.jsonl", "run.json"]
 
 
 def test_a_run_folder_that_is_removed_during_training_is_one_line(tmp_path, monkeypatch):

@@ -106,6 +106,8 @@ def fit(
         if out is not None:
             run = _claim(out, settings, _data(ensemble, features, disagreement, pool), options.resume, fabric)
             if run.finished:
+                if fabric.is_global_zero:
+                    run.checkpoints.remove()  # of a command that was killed between finishing the run and this
                 ensemble.method = method
                 loaded = Ensemble.load(run.ensemble_folder, ensemble.member(0))
                 ensemble.tail.load_state_dict(loaded.tail.state_dict())
