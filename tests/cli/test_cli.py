@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -331,7 +332,13 @@ def test_list_says_what_can_be_listed(capsys):
 
 
 def test_version_and_completion(capsys):
-    assert run(capsys, "--version")[1].strip() == f"dissensus {__version__}"
+    code, out, err = run(capsys, "--version")
+    first, *parts = out.splitlines()
+    assert (code, first, err) == (0, f"dissensus {__version__}", "")
+    versions = dict(line.split(maxsplit=1) for line in parts)
+    assert versions["numpy"] == np.__version__
+    assert versions["python"] == platform.python_version()
+    assert "onnx" in versions["extras"]
     code, out, _ = run(capsys, "--print-completion", "bash")
     assert code == 0
     assert "dissensus" in out

