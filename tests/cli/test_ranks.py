@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,18 @@ def messages(*commands):
     lines = [line for command in commands for line in command.err.splitlines()]
     assert not any("Traceback" in line for line in lines), "\n".join(lines)
     return [line for line in lines if line.startswith("dissensus")]
+
+
+@contextlib.contextmanager
+def launched(argv, stderr) -> Iterator[subprocess.Popen]:
+    """A command that launches its second process; both are killed at the end, whatever the test found."""
+    command = [*COMMAND, *map(str, argv), *PAIR]
+    with subprocess.Popen(command, stderr=stderr, text=True, start_new_session=True) as first:
+        try:
+            yield first
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
 
 
 def child_of(first: subprocess.Popen) -> int:
@@ -106,28 +120,25 @@ def test_an_error_of_the_first_process_ends_the_other_in_silence(forks, argv, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_frozen_process_of_a_launched_pair_is_not_left_over(rank, argv, tmp_path):
-    with subprocess.Popen([*COMMAND, *map(str, argv), *PAIR], stderr=subprocess.PIPE, text=True) as first:
-        until(lambda: begun(tmp_path / "run"), 60)
+    with launched(argv, subprocess.PIPE) as first:
+        until(lambda: begun(tmp_path / "run"), 120)
         child = child_of(first)
         os.kill((first.pid, child)[rank], signal.SIGSTOP)
-        try:
-            _, err = first.communicate(timeout=20)
-        finally:
-            first.kill()
+        _, err = first.communicate(timeout=30)
+        until(lambda: ended(child), 5)
     assert first.returncode == (2 if rank else -signal.SIGKILL), err  # a frozen process cannot end itself
     assert LIVE.format(rank + 1, "gives no sign of life for 2 s") in err
     assert "Traceback" not in err
-    until(lambda: ended(child), 5)
 
 
 @pytest.mark.slow
 def test_a_launched_pair_without_its_first_process_ends_with_one_line(argv, tmp_path):
     err = tmp_path / "err"
-    with err.open("w") as file, subprocess.Popen([*COMMAND, *map(str, argv), *PAIR], stderr=file) as first:
-        until(lambda: begun(tmp_path / "run"), 60)
+    with err.open("w") as file, launched(argv, file) as first:
+        until(lambda: begun(tmp_path / "run"), 120)
         child = child_of(first)
         first.kill()
-    until(lambda: ended(child), 20)
+        until(lambda: ended(child), 20)
     text = err.read_text()
     assert "process 1 of 2 has ended" in text
     assert "frame #" not in text
