@@ -45,6 +45,8 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
     """Commands in processes of their own."""
+    if not hasattr(os, "fork"):
+        pytest.skip("commands are forked from one process")
     made = Forks(tmp_path_factory.mktemp("forks"))
     yield made
     made.close()
