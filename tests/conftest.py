@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 
 from dissensus.features import FeatureSet
 from dissensus.models import tails
@@ -19,6 +20,8 @@ from tests.forks import Forks
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; commands would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,6 +45,8 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
     """Commands in processes of their own."""
+    if not hasattr(os, "fork"):
+        pytest.skip("commands are forked from one process")
     made = Forks(tmp_path_factory.mktemp("forks"))
     yield made
     made.close()

@@ -228,7 +228,7 @@ def test_a_config_takes_dashes_and_underscores_and_arguments_of_every_kind(tmp_p
         ("- 1", "--config must map options to values; {} holds [1]"),
         ("", "--config must map options to values; {} holds None"),
         ("a: [", "{} must be YAML; it is not (line 1: expected the node content"),
-        ("a: 2024-13-45", "{} must be YAML; it is not (month must be in 1..12)"),
+        ("a: 2024-13-45", "{} must be YAML; it is not (month must be in 1..12"),
     ],
 )
 def test_a_wrong_config_is_one_line(text, message, tmp_path, capsys):
