@@ -158,11 +158,12 @@ def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
 @contextmanager
 def offline_unless_reachable() -> Iterator[None]:
     """Use only the hub's cache if the hub cannot be reached: its client would retry for a minute."""
-    host = urlsplit(constants.ENDPOINT).hostname
+    hub = urlsplit(constants.ENDPOINT)
     before = constants.HF_HUB_OFFLINE
     if not before and not getproxies():
         try:
-            socket.create_connection((host, 443), timeout=5).close()
+            port = hub.port or (80 if hub.scheme == "http" else 443)
+            socket.create_connection((hub.hostname, port), timeout=5).close()
         except OSError:
             constants.HF_HUB_OFFLINE = True
     try:
