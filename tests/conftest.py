@@ -17,6 +17,7 @@ from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from tests.forks import Forks
+from tests.hub_stub import Hub
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)
@@ -50,6 +51,26 @@ def forks(tmp_path_factory):
     made = Forks(tmp_path_factory.mktemp("forks"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def hub_stub(tmp_path, monkeypatch):
+    """A hub on this machine, which huggingface_hub uses as if HF_ENDPOINT named it; "me" is logged in."""
+    from huggingface_hub import constants
+
+    stub = Hub(tmp_path / "hub")
+    settings = {
+        "ENDPOINT": stub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": stub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "hub-cache"),
+        "HF_TOKEN_PATH": str(tmp_path / "no-token"),
+        "HF_HUB_DISABLE_XET": True,  # another protocol for the same files
+    }
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_me")
+    yield stub
+    stub.close()
 
 
 @pytest.fixture
