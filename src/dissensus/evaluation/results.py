@@ -17,14 +17,14 @@ from dissensus._core.cells import from_cells, to_cells
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation import confidence
-from dissensus.evaluation._evaluate import ABOUT, COLUMNS, COMBINED
+from dissensus.evaluation._evaluate import ABOUT, COLUMNS, COMBINED, FULL_SPECTRUM
 from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional import metrics
 
 SUFFIXES = (".csv", ".json", ".md", ".tex")
 LABELLED = ("id", "shift", "groups")
-DETECTED = ("shift", "ood")
+DETECTED = ("shift", "ood", FULL_SPECTRUM)
 HEADLINES = (
     COMBINED,
     "gaussian",

@@ -19,7 +19,7 @@ from dissensus._core import digests, documents, tensors
 from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import RunError
 from dissensus._core.files import make_folder
-from dissensus.evaluation import results
+from dissensus.evaluation import results, score_files
 from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
 from dissensus.evaluation.examples import Example, find_examples
 from dissensus.evaluation.predictions import Predictions
@@ -106,6 +106,7 @@ def evaluate_run(
     protocol: Protocol = "mask",
     keep: Literal["predictions", "values", "nothing"] = "predictions",
     inputs: str = "",
+    scores: tuple[Path, str, str | None] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Evaluate a trained run, keep what was measured in its folder, and return the frame of `evaluate`.
@@ -117,6 +118,8 @@ def evaluate_run(
         suite, summary: name of the suite that the sets belong to, and a line about it.
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
+        scores: a new folder for score files, their format, and which score, None being that of tables; see
+            `score_files`. None: they are not written.
     """
     classes, backbone = run.settings["classes"], run.settings.get("backbone")
     predictions = predict_sets(
@@ -124,6 +127,9 @@ def evaluate_run(
         pretrained=pretrained_tail(ensemble, backbone, classes), protocol=protocol, progress=progress,
     )  # fmt: skip
     frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
+    if scores is not None:
+        out, form, score = scores
+        score_files.write(out, sets, predictions, score or results.Results(frame).headline, form)
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
         with writing_run(run.folder):

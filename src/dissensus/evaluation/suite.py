@@ -25,6 +25,7 @@ class SuiteSet:
         family: the column of tables that several sets share, such as all corruptions of one severity; "": its own.
         subset: the classes that occur, where those are a part of the tail's; labels stay tail classes.
         images: row by row the images that the features are of, to look at.
+        inside: of a shift set: it counts as in distribution where OOD sets are detected in the full spectrum.
     """
 
     name: str
@@ -33,6 +34,7 @@ class SuiteSet:
     family: str = ""
     subset: tuple[int, ...] | None = None
     images: ImageSet | None = None
+    inside: bool = False
 
 
 @dataclass(frozen=True)

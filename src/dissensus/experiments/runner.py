@@ -181,7 +181,7 @@ def can_calibrate(suite: Suite) -> bool:
 def _inputs(suite: Suite) -> str:
     """A digest of what the values of a run depend on besides the run."""
     held_out = None if suite.held_out is None else suite.held_out.fingerprint
-    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] for s in suite.sets]
+    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] + [True] * s.inside for s in suite.sets]
     measured = [sorted(names) for names in (scores.SCORES, metrics.METRICS, aggregates.AGGREGATES)]
     return digest([__version__, sets, held_out, measured, expressions.DEFAULT_SCORE])
 

@@ -176,8 +176,8 @@ def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
 def fpr95(id_scores: Tensor, ood_scores: Tensor) -> float:
     """Share of OOD samples accepted as ID at the lowest threshold that accepts at least 95% of the ID samples.
 
-    A sample is accepted if its score is at or below the threshold. (FPR at 95% TPR with ID as the positives, as
-    OpenOOD and most papers report it.)
+    A sample is accepted if its score is at or below the threshold. This is the FPR at 95% TPR with ID as the positives,
+    as in most papers; OpenOOD v1.5 and pytorch-ood take OOD as the positives: see `evaluation.score_files`.
     """
     return float((ood_scores <= threshold(id_scores)).double().mean())
 

@@ -170,6 +170,7 @@ def _build(
                 family=source.family,
                 subset=source.subset,
                 images=_aligned(source.images, extracted[source.name]),
+                inside=source.inside,
             )
             for source in sources
             if source.role in ("id", "shift", "ood", "groups")
