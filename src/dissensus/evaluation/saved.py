@@ -60,6 +60,7 @@ class EvaluationDocument(Document):
     sets: tuple[SavedSet, ...]
     results: Sha256  # of results.csv
     inputs: str = ""
+    title: str = ""  # what the page calls the data; "": the suite
 
     @field_validator("sets")
     @classmethod
@@ -106,6 +107,7 @@ def evaluate_run(
     protocol: Protocol = "mask",
     keep: Literal["predictions", "values", "nothing"] = "predictions",
     inputs: str = "",
+    title: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
     """Evaluate a trained run, keep what was measured in its folder, and return the frame of `evaluate`.
@@ -114,7 +116,8 @@ def evaluate_run(
     hand.
 
     Args as for `evaluate`, and:
-        suite, summary: name of the suite that the sets belong to, and a line about it.
+        suite, summary, title: name of the suite that the sets belong to, a line about it, and what to call the data if
+            that has another name.
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
     """
@@ -127,7 +130,17 @@ def evaluate_run(
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
         with writing_run(run.folder):
-            save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+            save(
+                run.folder,
+                frame,
+                sets,
+                shown,
+                suite=suite,
+                summary=summary,
+                title=title,
+                classes=classes,
+                inputs=inputs,
+            )
         loggers.add(run.folder, _headlines(frame))
     return frame
 
@@ -149,6 +162,7 @@ def save(
     classes: Sequence[str],
     summary: str = "",
     inputs: str = "",
+    title: str = "",
 ) -> None:
     """Write an evaluation into a run folder, in place of a former one; `predictions` by name, of some sets or none."""
     folder = run / FOLDER
@@ -182,6 +196,7 @@ def save(
         sets=tuple(saved),
         results=digests.of_file(folder / RESULTS),
         inputs=inputs,
+        title=title,
     )
     documents.write(folder / DOCUMENT, document)
 

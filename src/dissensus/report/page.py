@@ -19,7 +19,7 @@ from dissensus.detection.false_alarms import FalseAlarms
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.results import BASELINES, DETECTED, HEADLINES, Results
 from dissensus.functional import scores
-from dissensus.report import charts, gallery, reproduce, runs, summary, watching
+from dissensus.report import charts, dots, gallery, lead, reproduce, runs, summary, watching
 from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
 from dissensus.training import loggers
@@ -51,6 +51,7 @@ def write_page(
     album = gallery.Album()
     context: dict[str, Any] = {
         "suite": sources.suite,
+        "title": sources.title,
         "score": score,
         "left_out": sources.left_out,
         "others": others or {},
@@ -118,7 +119,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         "summaries": {
             name: {
                 "warnings": summaries.warnings(),
-                "lead": summaries.lead(name),
+                "lead": lead.sentences(summaries, name),
                 "brackets": summaries.brackets(),
                 "cards": summaries.cards(name),
                 "table": summaries.table(name),
@@ -151,6 +152,7 @@ def _study(outcome: Outcome, album: gallery.Album) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "curves": [_curve(curve) for curve in outcome.curves if curve.x and curve.lines],
+        "tables": [(table, dots.of_table(table)) for table in outcome.tables],
         "examples": {heading: album.tiles(group) for heading, group in outcome.examples.items()},
     }
 
