@@ -476,13 +476,20 @@ def test_a_study_alone_makes_a_page(tmp_path):
 
 def test_a_study_of_tables_has_charts_and_no_examples_without_images(tmp_path):
     (tmp_path / "study").mkdir()
-    plain = outcome().model_copy(update={"curves": (), "examples": {}, "title": "Grandma's <photos>"})
+    (table,) = outcome().tables
+    turned = dataclasses.replace(
+        table, columns=table.columns[::-1], rows=tuple(Row(r.names, r.cells[::-1], r.source) for r in table.rows)
+    )
+    update = {"tables": (turned,), "curves": (), "examples": {}, "title": "Grandma's <photos>"}
+    plain = outcome().model_copy(update=update)
     plain.save(tmp_path / "study" / "x.json")
     report.write_page(report.gather([tmp_path / "study"]), tmp_path / "page.html")
     text, found = (tmp_path / "page.html").read_text(), read(tmp_path / "page.html")
     # AUROC on one set, one row of it from the paper; accuracy has one value, which makes no chart
     assert [chart["aria-label"] for chart in found.charts] == ["Detection: AUROC. sed-a2d 0.9; sed-a2d (paper) 0.95."]
     assert text.count('class="mark printed s0"') == 1
+    heads = re.findall(r'<th scope="colgroup"[^>]*>([^<]*)</th>', text)
+    assert heads == ["AUROC", "accuracy"]
     assert "Examples" not in text
     assert "#examples" not in text
     assert "<h1>Grandma&#39;s &lt;photos&gt;</h1>" in text

@@ -10,8 +10,8 @@ from dissensus.report.charts import Chart
 
 ROWS = 20  # of a chart, at most
 GROUPS = 6  # charts of a table, at most
-LINE, MARK, CHARACTER = 22, 7, 6.4  # pixels of a row, of each further mark in it, and of a character
-NAMES = 0.42  # of the width, at most, for the rows' names
+LINE, MARK, CHARACTER = 16, 7, 6.2  # pixels of a line of text, of each further mark in a row, and of a character
+NAMES = 0.48  # of the width, at most, for the rows' names
 
 
 def of_table(table: Table) -> list[Chart]:
@@ -30,7 +30,7 @@ def _chart(table: Table, group: str, places: Sequence[int]) -> Chart:
     if len(rows) > ROWS:
         note = f"the first {ROWS} of {len(rows)} rows"
         rows = rows[:ROWS]
-    names = [", ".join(row.labels) for row in rows]
+    names = [(row.labels[0], ", ".join(row.labels[1:])) if row.labels[1:] else row.labels for row in rows]
     scale = 100 if table.columns[places[0]].percent else 1
     values = [[_scaled(row.cells[j], scale) for j in places] for row in rows]
     known = [value for row in values for value in row if value is not None]
@@ -38,8 +38,9 @@ def _chart(table: Table, group: str, places: Sequence[int]) -> Chart:
     axis = svg.axis(x_name, min(v.mean - v.deviation for v in known), max(v.mean + v.deviation for v in known), wish=4)
 
     longest = int(NAMES * svg.WIDTH / CHARACTER)
-    left = min(NAMES * svg.WIDTH, 14 + CHARACTER * max(map(len, names)))
-    width, height = svg.WIDTH - left - svg.RIGHT, LINE + MARK * (len(places) - 1)
+    left = min(NAMES * svg.WIDTH, 14 + CHARACTER * max(len(part) for parts in names for part in parts))
+    width = svg.WIDTH - left - svg.RIGHT
+    height = 8 + max(LINE * max(map(len, names)), MARK * len(places))
     bottom = len(rows) * height + 6
     body = ""
     for tick, word in axis.ticks:
@@ -48,8 +49,9 @@ def _chart(table: Table, group: str, places: Sequence[int]) -> Chart:
     body += f'<path class="axis" d="M{left:.1f} 4V{bottom}H{left + width:.1f}"/>'
     for number, (name, line) in enumerate(zip(names, values, strict=True)):
         top, printed = 4 + number * height, " printed" if rows[number].source else ""
-        shown = name if len(name) <= longest else name[: longest - 1] + "…"
-        body += svg.text(left - 6, top + height / 2 + 4, shown, "end")
+        for k, part in enumerate(name):
+            shown = part if len(part) <= longest else part[: longest - 1] + "…"
+            body += svg.text(left - 6, top + height / 2 + 4 + LINE * (k - (len(name) - 1) / 2), shown, "end")
         for series, value in enumerate(line):
             if value is not None:
                 y = top + height / 2 + MARK * (series - (len(places) - 1) / 2)
@@ -61,7 +63,7 @@ def _chart(table: Table, group: str, places: Sequence[int]) -> Chart:
     body += svg.text(left + width / 2, bottom + 34, x_name, kind="name")
     title = f"{table.title}: {x_name}" if len(table.groups) > 1 and table.title else table.title or x_name
     words = "; ".join(
-        f"{name} " + ", ".join(f"{value.mean:.4g}" for value in line if value is not None)
+        f"{', '.join(name)} " + ", ".join(f"{value.mean:.4g}" for value in line if value is not None)
         for name, line in zip(names, values, strict=True)
     )
     legend = tuple((svg.swatch(i, "dot"), table.columns[j].name) for i, j in enumerate(places)) if group else ()

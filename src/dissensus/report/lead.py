@@ -71,7 +71,8 @@ def _near(
     """The rows whose distance to the best may be luck."""
     luck = float(np.mean([summary.luck(best, family, means[best]) for family in families]))
     near = [row for row, mean in means.items() if row not in names and means[best] - mean <= luck]
-    return f"; the lead over {_joined(near)} may be chance" if near else ""
+    others = "the others" if len(near) > 1 and len(near) + len(names) == len(means) else _joined(near) if near else ""
+    return f"; the lead over {others} may be chance" if near else ""
 
 
 def _joined(names: Sequence[str]) -> str:

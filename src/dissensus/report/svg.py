@@ -131,7 +131,9 @@ class Plot:
     def text(self, x: float, y: float, words: str) -> None:
         """Words above a point."""
         px, py = self.at(x, y)
-        self.marks.append(text(px, py - 5, words))
+        near = 3.5 * len(words)  # half of their width, about
+        anchor = "start" if px < LEFT + near else "end" if px > WIDTH - RIGHT - near else "middle"
+        self.marks.append(text(px, py - 5, words, anchor))
 
     def svg(self, label: str) -> Markup:
         """The whole plot; `label` describes it in words."""

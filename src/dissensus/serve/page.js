@@ -6,12 +6,12 @@
       for (const image of button.querySelectorAll("img")) image.alt = "";
     }
     for (const button of document.querySelectorAll("button.upload-container[aria-label]")) button.removeAttribute("aria-label");
-    // a button within a button: the outer one passes clicks on
+    // a button within a button: the outer one shows the icon and passes clicks on
     for (const outer of document.querySelectorAll(".icon-button:has(.upload-container)")) {
       const inner = outer.querySelector(".upload-container");
-      if (inner.inert) continue;
-      inner.inert = true;
-      inner.setAttribute("aria-hidden", "true");
+      if (inner.style.display === "none") continue;
+      outer.append(...[...inner.querySelectorAll("svg")].map((icon) => icon.cloneNode(true)));
+      inner.style.display = "none";
       outer.addEventListener("click", (event) => { if (!inner.contains(event.target)) inner.click(); });
     }
     for (const button of document.querySelectorAll("button[aria-label='common.upload']")) {
