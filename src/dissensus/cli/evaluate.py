@@ -110,12 +110,14 @@ def evaluate_runs(
             _check_pretrained(run, aggregate)
     names = name_runs([run.named for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
-    for run, (row, _), (sets, held_out_set) in zip(opened, names, evaluated_on, strict=True):
+    for run, (row, _), (sets, held_out_set, loaded) in zip(opened, names, evaluated_on, strict=True):
         frame = saved.evaluate_run(
             run,
             Ensemble.load(run.ensemble_folder),
             sets,
             suite=suite or "own sets",
+            summary="" if loaded is None else loaded.summary,
+            title="" if loaded is None else loaded.title,
             held_out=held_out_set,
             protocol=protocol,
             keep="predictions" if keep else "nothing",

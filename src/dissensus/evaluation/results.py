@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,6 @@ HEADLINES = (
     "pds",
 )  # summaries show the first that was measured
 BASELINES = {"single_max_prob": "single + max softmax", "knn": "single + knn"}  # what users have without an ensemble
-# An ECE above this is worth a line. Networks that are trained for accuracy have 0.02 to 0.1 in distribution, so what is
-# above comes from the settings rather than from the data.
-MISCALIBRATED = 0.1
 DIVERSITY = {"unique": "#unique", "pds": "PDS"}  # scores whose mean says how diverse members are
 
 
@@ -53,7 +50,13 @@ class Measure:
         """The column, as the metric's entry in METRICS describes it."""
         metric = metrics.describe(self.metric)
         heading = self.heading or metric.heading
-        return Column(f"{heading} %" if metric.percent else heading, self.family, metric.better, metric.percent)
+        return Column(
+            f"{heading} %" if metric.percent else heading,
+            self.family,
+            metric.better,
+            metric.percent,
+            warn_above=metric.warn_above,
+        )
 
 
 class Results:
@@ -107,6 +110,11 @@ class Results:
     def value(self, row: str, family: str, metric: str, *, aggregate: str = "", score: str = "") -> Value | None:
         """One value; None where it was not measured."""
         return self._values.get((row, family, metric, aggregate, score))
+
+    @property
+    def _detected(self) -> list[str]:
+        """Families to detect, those of other classes first."""
+        return [*self.families("ood"), *self.families("shift")]
 
     @property
     def headline(self) -> str:
@@ -211,7 +219,7 @@ class Results:
                 self.value(row, self.inside, metric, aggregate="prediction")
                 for metric in ("ece", "mean_confidence", "accuracy")
             )
-            if ece is None or mean is None or accuracy is None or ece.mean <= MISCALIBRATED:
+            if ece is None or mean is None or accuracy is None or ece.mean <= metrics.MISCALIBRATED:
                 continue
             gap = mean.mean - accuracy.mean
             (above if gap > 0 else below)[row] = ece.mean, abs(100 * gap)
@@ -234,7 +242,15 @@ class Results:
         measures += [Measure("accuracy", self.inside, "oracle", heading="best member")]
         others = [name for name in self._metrics("answers") if name != "accuracy"]
         measures += [Measure(name, family, "prediction") for name in others for family in labelled]
-        return self.table("Accuracy and calibration", measures).without_blanks()
+        table = self.table("Accuracy and calibration", measures).without_blanks()
+        cells = [(column, cell) for row in table.rows for column, cell in zip(table.columns, row.cells, strict=True)]
+        if not any(column.warns(cell) for column, cell in cells):
+            return table
+        note = (
+            f"⚠ marks an ECE above {metrics.MISCALIBRATED}: confidence and accuracy differ by more than "
+            f"{metrics.MISCALIBRATED:.0%} on average."
+        )
+        return replace(table, note=note)
 
     def by_aggregate(self) -> Table:
         """Accuracy of every aggregate."""
@@ -246,15 +262,15 @@ class Results:
     def detection(self, score: str) -> Table:
         """Every detection metric of one score, beside the id accuracy."""
         names = self._metrics("detection")
-        measures = [Measure(name, family, score=score) for name in names for family in self.families(*DETECTED)]
+        measures = [Measure(name, family, score=score) for name in names for family in self._detected]
         described = [metrics.describe(name) for name in names]
         note = " ".join(f"{metric.heading}: {metric.summary}" for metric in described)
-        shown = [*self._id_accuracy(), *measures]
+        shown = [*measures, *self._id_accuracy()]
         return self.table(f"OOD detection by {score}", shown, note=note, baselines=True).without_blanks()
 
     def by_score(self, names: Sequence[str]) -> Table:
         """AUROC of every score."""
-        measures = {name: [Measure("auroc", f, score=name) for f in self.families(*DETECTED)] for name in names}
+        measures = {name: [Measure("auroc", f, score=name) for f in self._detected] for name in names}
         return self._crossed("All scores", "score", measures)
 
     def _crossed(self, title: str, head: str, measures: Mapping[str, Sequence[Measure]], note: str = "") -> Table:

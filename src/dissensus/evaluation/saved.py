@@ -60,6 +60,7 @@ class EvaluationDocument(Document):
     sets: tuple[SavedSet, ...]
     results: Sha256  # of results.csv
     inputs: str = ""
+    title: str = ""  # what the page calls the data; "": the suite
 
     @field_validator("sets")
     @classmethod
@@ -107,6 +108,7 @@ def evaluate_run(
     keep: Literal["predictions", "values", "nothing"] = "predictions",
     inputs: str = "",
     scores: tuple[Path, str, str | None] | None = None,
+    title: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
     """Evaluate a trained run, keep what was measured in its folder, and return the frame of `evaluate`.
@@ -115,7 +117,8 @@ def evaluate_run(
     hand.
 
     Args as for `evaluate`, and:
-        suite, summary: name of the suite that the sets belong to, and a line about it.
+        suite, summary, title: name of the suite that the sets belong to, a line about it, and what to call the data if
+            that has another name.
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
         scores: a new folder for score files, their format, and which score, None being that of tables; see
@@ -133,7 +136,17 @@ def evaluate_run(
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
         with writing_run(run.folder):
-            save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+            save(
+                run.folder,
+                frame,
+                sets,
+                shown,
+                suite=suite,
+                summary=summary,
+                title=title,
+                classes=classes,
+                inputs=inputs,
+            )
         loggers.add(run.folder, _headlines(frame))
     return frame
 
@@ -155,6 +168,7 @@ def save(
     classes: Sequence[str],
     summary: str = "",
     inputs: str = "",
+    title: str = "",
 ) -> None:
     """Write an evaluation into a run folder, in place of a former one; `predictions` by name, of some sets or none."""
     folder = run / FOLDER
@@ -188,6 +202,7 @@ def save(
         sets=tuple(saved),
         results=digests.of_file(folder / RESULTS),
         inputs=inputs,
+        title=title,
     )
     documents.write(folder / DOCUMENT, document)
 

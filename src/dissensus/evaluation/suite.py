@@ -44,6 +44,7 @@ class Suite:
     Attributes:
         name: of the suite.
         summary: one line about it.
+        title: what reports call the data; "": the name.
         train: labelled training set.
         sets: to evaluate on; exactly one has the role id.
         held_out: labelled, for choices made before the test: soups, thresholds.
@@ -63,6 +64,7 @@ class Suite:
     pool: FeatureSet | None = None
     labels: FeatureSet | None = None
     train_images: ImageSet | None = None
+    title: str = ""
 
     @property
     def disagree_on(self) -> FeatureSet | None:

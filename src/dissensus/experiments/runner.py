@@ -141,8 +141,8 @@ def measure_run(
         if not ensemble.fitted:  # a run of which only the values were kept
             fit_scores(ensemble, suite.train)
         frame = saved.evaluate_run(
-            run, ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out, keep=keep,
-            inputs=_inputs(suite), progress=progress,
+            run, ensemble, suite.sets, suite=suite.name, summary=suite.summary, title=suite.title,
+            held_out=suite.held_out, keep=keep, inputs=_inputs(suite), progress=progress,
         )  # fmt: skip
     # a threshold that is there already may be the user's
     if calibrate and can_calibrate(suite) and not (folder / threshold.DOCUMENT).exists():

@@ -128,6 +128,7 @@ class Recipe(Part):
 
     name: Text
     summary: Text
+    title: str = ""  # what reports call the data; "": the name
     sets: Annotated[dict[str, SetRecipe], BeforeValidator(_named)]
     get: str = ""  # how to get what is missing
     backbone: Text = "lite0"

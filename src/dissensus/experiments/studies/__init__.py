@@ -100,6 +100,7 @@ def run(name: str, lab: Lab) -> Outcome:
         study=name,
         paper=study.paper,
         suite=suite.name,
+        title=suite.title,
         summary=study.summary,
         tables=tuple(
             replace(part, rows=part.rows + paper.rows(name, suite.name, part))
