@@ -158,19 +158,24 @@ def test_addresses_that_do_not_answer_are_printed(tmp_path, capsys):
 def test_long_lines_that_examples_print_are_wrapped_but_not_tables():
     prose, table = "word " * 30, "name     " * 30
     lines = notebooks.wrapped(f"{prose}\n\n{table}").splitlines()
-    assert [line.split() for line in lines] == [["word"] * 17, ["word"] * 13, [], ["name"] * 30]
+    assert [line.split() for line in lines] == [["word"] * 15, ["word"] * 15, [], ["name"] * 30]
 
 
-def test_figures_of_examples_have_a_text_and_messages_are_left_out():
+def test_examples_show_what_is_printed_as_one_block_and_figures_with_a_text_but_no_messages():
     cell = notebooks.nbformat.v4.new_code_cell("draw()")
     cell.outputs = [
+        notebooks.nbformat.v4.new_output("stream", name="stdout", text="one "),
         notebooks.nbformat.v4.new_output("stream", name="stderr", text="progress"),
+        notebooks.nbformat.v4.new_output("stream", name="stdout", text="line\n"),
         notebooks.nbformat.v4.new_output("display_data", data={"image/png": "AAAA", "text/plain": "<Figure>"}),
     ]
     heading = notebooks.nbformat.v4.new_markdown_cell("Text.\n\n## The drift")
     notebook = notebooks.nbformat.v4.new_notebook(cells=[heading, cell])
-    assert notebooks.markdown(notebook).endswith("![Figure: The drift](data:image/png;base64,AAAA)\n")
-    assert "progress" not in notebooks.markdown(notebook)
+    text, outputs = (
+        "Text.\n\n## The drift",
+        "```text\none line\n```\n\n![Figure: The drift](data:image/png;base64,AAAA)",
+    )
+    assert notebooks.markdown(notebook) == f"{text}\n\n```python\ndraw()\n```\n\n{outputs}\n"
 
 
 def test_the_quickstart_is_what_the_readme_says():

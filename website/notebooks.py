@@ -21,7 +21,7 @@ from traitlets.config import Config
 
 SOURCE = Path(__file__).parent.parent / "src" / "dissensus"
 SECONDS = 300  # for a cell
-WIDTH = 84  # characters that fit beside the table of contents
+WIDTH = 78  # characters that fit beside the table of contents
 NOT_EXECUTED = ("spark_predictions",)  # needs PySpark and Java
 
 
@@ -96,13 +96,27 @@ def markdown(notebook: NotebookNode) -> str:
             heading = next((line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("#")), heading)
         elif cell.source.strip():
             parts.append(f"```python\n{cell.source}\n```")
-            parts += [text for output in cell.get("outputs", ()) if (text := _output(output, heading))]
+            parts += [_output(output, heading) for output in _outputs(cell)]
     return "\n\n".join(parts) + "\n"
+
+
+def _outputs(cell: NotebookNode) -> list[NotebookNode]:
+    """The outputs of a cell without stderr; what the kernel sent as several pieces of stdout is one."""
+    outputs: list[NotebookNode] = []
+    for output in cell.get("outputs", ()):
+        if output.output_type != "stream":
+            outputs.append(output)
+        elif output.name == "stdout":
+            if outputs and outputs[-1].output_type == "stream":
+                text = outputs.pop().text + output.text
+                output = nbformat.from_dict({**output, "text": text})
+            outputs.append(output)
+    return outputs
 
 
 def _output(output: Any, heading: str) -> str:
     if output.output_type == "stream":
-        return "" if output.name == "stderr" else f"```text\n{wrapped(output.text.rstrip())}\n```"
+        return f"```text\n{wrapped(output.text.rstrip())}\n```"
     data = output.get("data", {})
     if "image/png" in data:
         return f"![Figure: {heading}](data:image/png;base64,{data['image/png'].strip()})"
