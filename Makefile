@@ -19,7 +19,7 @@ bench: .venv/dev
 
 docs: .venv/docs
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "the site is in site/index.html"
+	@echo "the site is in site/index.html; to search in it: $(BIN)/python -m http.server --directory site"
 
 check: .venv/dev
 	$(BIN)/ruff check src tests examples benchmarks website

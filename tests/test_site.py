@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 import dissensus
 from dissensus.cli import COMMANDS, parser
 from dissensus.functional.scores import SCORES
-from website import commands, docstrings, equations, hooks, reference
+from website import commands, docstrings, equations, hooks, links, notebooks, reference
 
 ROOT = Path(__file__).parent.parent
 
@@ -92,6 +94,88 @@ def test_links_within_the_repository_lead_to_pages(page, link, expected):
 )
 def test_what_pages_load_from_other_servers_is_found(html, loads):
     assert bool(hooks.LOADED.search(html)) == loads
+
+
+def test_flags_in_text_are_kept_in_one_piece():
+    html = "<p><code>run --methods auto</code> and -x</p><pre><code><span>--out</span></code></pre>"
+    expected = html.replace("--methods", '<span class="flag">--methods</span>')
+    assert hooks.on_page_content(html, page=None) == expected
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """Two pages with good and bad links."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "404.html").write_text('<a href="/nowhere.html">')
+    (tmp_path / "one.html").write_text(
+        '<h1 id="top"></h1><a href="#top"><a href="#gone"><a href="a/two.html#caf%C3%A9"><a href="a/two.html#no">'
+        '<a href="https://example.org/x#y"><a href="mailto:x@example.org"><img src="a/picture.png">'
+    )
+    (tmp_path / "a" / "two.html").write_text('<a name="café"><a href="../one.html"><a href="http://localhost:1">')
+    return links.read(tmp_path)
+
+
+def test_dead_links_within_the_site_are_found(linked):
+    assert links.dead(linked) == ["one.html: #gone", "one.html: a/picture.png", "one.html: a/two.html#no"]
+
+
+def test_addresses_that_leave_the_site_are_collected_and_checked(linked):
+    assert links.external(linked) == {"http://localhost:1": ["two.html"], "https://example.org/x": ["one.html"]}
+    assert links.malformed(links.external(linked)) == ["http://localhost:1"]
+    assert links.malformed(["https://example.org/a b", "https://example", "https://a.b.org"]) == [
+        "https://example.org/a b",
+        "https://example",
+    ]
+
+
+def test_addresses_that_do_not_answer_are_printed(tmp_path, capsys):
+    """404 and no server are dead; 403 is an address that does not like programs."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(int(self.path[1:]))
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / links.LIST).write_text(f"{url}/200\n{url}/403\n{url}/404\n")
+        assert links.main(str(tmp_path)) == 1
+        printed = capsys.readouterr()
+        assert printed.out == f"{url}/404: 404 Not Found\n"
+        assert printed.err == "3 addresses, 1 dead\n"
+        server.shutdown()
+        thread.join()
+    assert links.problem(url) is not None
+    (tmp_path / links.LIST).write_text("")
+    assert links.main(str(tmp_path)) == 0
+
+
+def test_long_lines_that_examples_print_are_wrapped_but_not_tables():
+    prose, table = "word " * 30, "name     " * 30
+    lines = notebooks.wrapped(f"{prose}\n\n{table}").splitlines()
+    assert [line.split() for line in lines] == [["word"] * 15, ["word"] * 15, [], ["name"] * 30]
+
+
+def test_examples_show_what_is_printed_as_one_block_and_figures_with_a_text_but_no_messages():
+    cell = notebooks.nbformat.v4.new_code_cell("draw()")
+    cell.outputs = [
+        notebooks.nbformat.v4.new_output("stream", name="stdout", text="one "),
+        notebooks.nbformat.v4.new_output("stream", name="stderr", text="progress"),
+        notebooks.nbformat.v4.new_output("stream", name="stdout", text="line\n"),
+        notebooks.nbformat.v4.new_output("display_data", data={"image/png": "AAAA", "text/plain": "<Figure>"}),
+    ]
+    heading = notebooks.nbformat.v4.new_markdown_cell("Text.\n\n## The drift")
+    notebook = notebooks.nbformat.v4.new_notebook(cells=[heading, cell])
+    text, outputs = (
+        "Text.\n\n## The drift",
+        "```text\none line\n```\n\n![Figure: The drift](data:image/png;base64,AAAA)",
+    )
+    assert notebooks.markdown(notebook) == f"{text}\n\n```python\ndraw()\n```\n\n{outputs}\n"
 
 
 def test_the_quickstart_is_what_the_readme_says():

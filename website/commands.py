@@ -53,7 +53,8 @@ def _flag(action: argparse.Action) -> list[str]:
     flags = action.option_strings or [""]
     typed = ", ".join(" ".join(each for each in (flag, value) if each) for flag in flags)
     required = " (required)" if action.required and action.option_strings else ""
-    return [f"`{typed}`" + required, (action.help or "").replace("%%", "%")]
+    text = re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", (action.help or "").replace("%%", "%"))
+    return [f"`{typed}`" + required, text]
 
 
 def _value(action: argparse.Action) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 import griffe
 
 
-class Docstrings(griffe.Extension):  # type: ignore[misc]
+class Docstrings(griffe.Extension):
     """Fill in what is generated at run time, and fence examples that begin with >>>."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Change the docstrings of a package that was loaded."""
         self._change(pkg)
 
-    def _change(self, obj: griffe.Object) -> None:
+    def _change(self, obj: griffe.Object | griffe.Alias) -> None:
         if obj.docstring:
             if "{options}" in obj.docstring.value:
                 obj.docstring.value = inspect.getdoc(griffe.dynamic_import(obj.path)) or ""

@@ -16,6 +16,7 @@ def to_mathml(html: str) -> str:
 
     def replace(equation: re.Match[str]) -> str:
         display = "block" if equation[1] == "div" else "inline"
-        return str(convert(unescape(equation[2]).strip(), display=display))
+        mathml = str(convert(unescape(equation[2]).strip(), display=display))
+        return f'<div class="equation">{mathml}</div>' if display == "block" else mathml
 
     return EQUATION.sub(replace, html)

@@ -11,7 +11,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website import commands, equations, notebooks, reference
+from website import commands, equations, links, notebooks, reference
 
 ROOT = Path(__file__).parent.parent
 # Files of the repository that are pages of the site, by their links from docs/*.md.
@@ -31,12 +31,17 @@ LOADED = re.compile(
 )
 
 
+INLINE = re.compile(r"<code>[^<]*</code>")
+FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are generated."""
     pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in PAGES.items()}
     pages |= {"cli.md": commands.page(), "names.md": commands.names()}
     pages |= reference.pages()
     pages |= notebooks.pages(ROOT / "examples", ROOT / ".cache" / "notebooks")
+    pages["assets/site.css"] = (ROOT / "website" / "site.css").read_text(encoding="utf-8")
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     (section,) = (part["Reference"] for part in config.nav or () if "Reference" in part)
@@ -66,15 +71,22 @@ def _page_of(target: str) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Write equations as MathML, which browsers show without a script."""
-    return equations.to_mathml(html)
+    """Write equations as MathML, which browsers show without a script, and keep flags in one piece."""
+    return INLINE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), equations.to_mathml(html))
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Raise unless every public name is in the reference and pages load nothing from other servers."""
+    """Raise unless all public names are in the reference, no link is dead, and nothing is loaded from other servers."""
     site = Path(config.site_dir)
     if absent := reference.absent(site / "objects.inv"):
         raise PluginError(f"public names are missing in the reference: {', '.join(absent)}")
     for path in sorted(site.rglob("*.html")):
         if remote := LOADED.search(path.read_text(encoding="utf-8")):
             raise PluginError(f"{path.relative_to(site)} loads {remote[1] or remote[2]} from another server: bundle it")
+    pages = links.read(site)
+    if dead := links.dead(pages):
+        raise PluginError(f"dead links: {', '.join(dead)}")
+    addresses = links.external(pages)
+    if malformed := links.malformed(addresses):
+        raise PluginError(f"addresses must be https://HOST/...: {', '.join(malformed)}")
+    (site / links.LIST).write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")

@@ -9,6 +9,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from traitlets.config import Config
 
 SOURCE = Path(__file__).parent.parent / "src" / "dissensus"
 SECONDS = 300  # for a cell
+WIDTH = 78  # characters that fit beside the table of contents
 NOT_EXECUTED = ("spark_predictions",)  # needs PySpark and Java
 
 
 def execute(script: Path) -> NotebookNode:
     """Run a script cell by cell in a kernel of its own, in a temporary folder; an exception in a cell is raised."""
-    notebook = jupytext.read(script)
+    notebook: NotebookNode = jupytext.read(script)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     with tempfile.TemporaryDirectory(prefix="dissensus-notebook-") as folder:
         client = NotebookClient(
@@ -33,10 +35,15 @@ def execute(script: Path) -> NotebookNode:
             timeout=SECONDS,
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
-            config=Config(KernelManager={"transport": "ipc" if os.name == "posix" else "tcp"}),  # no ports
+            config=Config(KernelManager=_transport(folder)),
         )
         client.execute(env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder})
     return notebook
+
+
+def _transport(folder: str) -> dict[str, str]:
+    """Sockets in `folder` rather than ports; by an absolute path, because the kernel runs in another folder."""
+    return {"transport": "ipc", "ip": str(Path(folder) / "kernel")} if os.name == "posix" else {}
 
 
 def cached(script: Path, folder: Path) -> NotebookNode:
@@ -44,7 +51,8 @@ def cached(script: Path, folder: Path) -> NotebookNode:
     path = place(script, folder)
     if not path.is_file():
         save(execute(script), path)
-    return nbformat.read(path, as_version=4)
+    notebook: NotebookNode = nbformat.read(path, as_version=4)
+    return notebook
 
 
 def place(script: Path, folder: Path) -> Path:
@@ -81,24 +89,48 @@ def plain(script: Path) -> str:
 def markdown(notebook: NotebookNode) -> str:
     """Cells and their outputs as Markdown: text as it is, code and outputs fenced, pictures inline, stderr left out."""
     parts: list[str] = []
+    heading = ""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
+            heading = next((line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("#")), heading)
         elif cell.source.strip():
             parts.append(f"```python\n{cell.source}\n```")
-            parts += [text for output in cell.get("outputs", ()) if (text := _output(output))]
+            parts += [_output(output, heading) for output in _outputs(cell)]
     return "\n\n".join(parts) + "\n"
 
 
-def _output(output: Any) -> str:
+def _outputs(cell: NotebookNode) -> list[NotebookNode]:
+    """The outputs of a cell without stderr; what the kernel sent as several pieces of stdout is one."""
+    outputs: list[NotebookNode] = []
+    for output in cell.get("outputs", ()):
+        if output.output_type != "stream":
+            outputs.append(output)
+        elif output.name == "stdout":
+            if outputs and outputs[-1].output_type == "stream":
+                text = outputs.pop().text + output.text
+                output = nbformat.from_dict({**output, "text": text})
+            outputs.append(output)
+    return outputs
+
+
+def _output(output: Any, heading: str) -> str:
     if output.output_type == "stream":
-        return "" if output.name == "stderr" else f"```text\n{output.text.rstrip()}\n```"
+        return f"```text\n{wrapped(output.text.rstrip())}\n```"
     data = output.get("data", {})
     if "image/png" in data:
-        return f"![output](data:image/png;base64,{data['image/png'].strip()})"
+        return f"![Figure: {heading}](data:image/png;base64,{data['image/png'].strip()})"
     if "text/html" in data:
         return f'<div markdown="0">{data["text/html"]}</div>'
     return f"```text\n{data['text/plain']}\n```" if "text/plain" in data else ""
+
+
+def wrapped(text: str) -> str:
+    """Break long lines of prose as a notebook does; lines of tables, which have runs of spaces, stay as they are."""
+    return "\n".join(
+        line if "  " in line.strip() else "\n".join(textwrap.wrap(line, WIDTH, break_on_hyphens=False)) or line
+        for line in text.splitlines()
+    )
 
 
 def _digest(script: Path) -> str:
