@@ -152,7 +152,9 @@ def test_each_dependency_is_in_the_table():
 
 def test_the_citation_is_that_of_the_readme():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == dissensus.__version__
+    assert {"cff-version", "message", "title", "authors"} <= set(citation), "what the format requires"
+    assert (citation["version"], citation["license"]) == (dissensus.__version__, PROJECT["license"])
+    assert citation["repository-code"] == PROJECT["urls"]["Source"]
     bibtex = (ROOT / "README.md").read_text().partition("```bibtex")[2].replace("{", "").replace("}", "")
     cited = citation["preferred-citation"]
     assert cited["title"] in bibtex
