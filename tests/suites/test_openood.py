@@ -93,12 +93,13 @@ def test_a_list_with_missing_files_is_one_line(data, tmp_path, capsys):
 def test_a_run_averages_near_and_far_and_the_full_spectrum(data, tmp_path, capsys):
     out = tmp_path / "run"
     code, shown, err = run(
-        capsys, "run", "--suite", "openood-imagenet", "--root", data, "--out", out, *TINY_FLAGS, "--epochs", "2",
-        "--methods", "single", "--lr", "0.01",
+        capsys, "run", "--suite", "openood-imagenet", "--root", data, "--out", out, *TINY_FLAGS, "--epochs", "5",
+        "--methods", "single", "--lr", "0.05",
     )  # fmt: skip
     assert code == 0, err
     heads = shown.split("AUROC")[1]
     assert all(heading in heads for heading in ("near FS", "far FS"))
+    assert "FS, full spectrum: ID samples include shifted ones." in " ".join(shown.split())
     frame = results.read(out / "results.csv")
     auroc = frame[(frame["metric"] == "auroc") & (frame["score"] == "pds")]
     table = results.Results(frame)

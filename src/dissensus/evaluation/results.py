@@ -207,7 +207,7 @@ class Results:
             if (metric := metrics.describe(name)).headline:
                 heading = f"{metric.heading} {score}"
                 measures += [Measure(name, f, score=score, heading=heading) for f in self.families(*DETECTED)]
-        note = " ".join(self.miscalibrated())
+        note = " ".join([*self.miscalibrated(), *self._about_spectrum()])
         return self.table(title, [*measures, *self._diversity()], note=note, baselines=True).without_blanks()
 
     def miscalibrated(self) -> list[str]:
@@ -233,6 +233,10 @@ class Results:
                     f"on average {_range(gaps, 0)} points {side} accuracy{remedy(settings)}."
                 )
         return sentences
+
+    def _about_spectrum(self) -> list[str]:
+        """What columns of the full spectrum show, if there are any."""
+        return ["FS, full spectrum: ID samples include shifted ones."] if self.families(FULL_SPECTRUM) else []
 
     def quality(self) -> Table:
         """Every metric of answers: how good the ensembles are, alone and together, and how well calibrated."""
@@ -264,7 +268,7 @@ class Results:
         names = self._metrics("detection")
         measures = [Measure(name, family, score=score) for name in names for family in self._detected]
         described = [metrics.describe(name) for name in names]
-        note = " ".join(f"{metric.heading}: {metric.summary}" for metric in described)
+        note = " ".join([*(f"{metric.heading}: {metric.summary}" for metric in described), *self._about_spectrum()])
         shown = [*measures, *self._id_accuracy()]
         return self.table(f"OOD detection by {score}", shown, note=note, baselines=True).without_blanks()
 
