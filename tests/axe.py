@@ -15,6 +15,8 @@ import pytest
 from tests.browser import CHROMIUM, Browser
 
 LOOKS = [(width, scheme) for width in (1280, 768, 390) for scheme in ("light", "dark")]
+STILL = """document.getAnimations().every(one =>
+    one.playState !== 'running' || one.effect.getComputedTiming().iterations === Infinity)"""
 RUN = """axe.run(%s, {resultTypes: ['violations']}).then(({violations}) => violations
     .filter(rule => rule.impact === 'serious' || rule.impact === 'critical')
     .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}: ${node.failureSummary}`)))"""
@@ -39,4 +41,5 @@ def serious(tab: Browser, part: str = "body") -> list[str]:
     assert path is not None
     if not tab.eval("'axe' in window"):
         tab.eval(path.read_text(encoding="utf-8") + ";0")
+    tab.wait(STILL)  # what fades in has little contrast at first
     return tab.eval(RUN % json.dumps(part))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dissensus.evaluation.tables import Table, Value
+from dissensus.evaluation.tables import Row, Table, Value
 from dissensus.report import svg
 from dissensus.report.charts import Chart
 
@@ -30,7 +30,7 @@ def _chart(table: Table, group: str, places: Sequence[int]) -> Chart:
     if len(rows) > ROWS:
         note = f"the first {ROWS} of {len(rows)} rows"
         rows = rows[:ROWS]
-    names = [(row.labels[0], ", ".join(row.labels[1:])) if row.labels[1:] else row.labels for row in rows]
+    names = [_name(row) for row in rows]
     scale = 100 if table.columns[places[0]].percent else 1
     values = [[_scaled(row.cells[j], scale) for j in places] for row in rows]
     known = [value for row in values for value in row if value is not None]
@@ -68,6 +68,13 @@ def _chart(table: Table, group: str, places: Sequence[int]) -> Chart:
     )
     legend = tuple((svg.swatch(i, "dot"), table.columns[j].name) for i, j in enumerate(places)) if group else ()
     return Chart(title, svg.frame(svg.WIDTH, bottom + 42, f"{title}. {words}.", body), legend, note=note)
+
+
+def _name(row: Row) -> tuple[str, ...]:
+    """The first of a row's names, and the others in a second line; "-" stands for none."""
+    first, *others = row.labels
+    rest = ", ".join(other for other in others if other != "-")
+    return (first, rest) if rest else (first,)
 
 
 def _scaled(value: Value | None, scale: float) -> Value | None:
