@@ -160,10 +160,15 @@ async def _send(port: int, request: bytes) -> Answer:
     try:
         writer.write(request)
         if not request.endswith(b"\0HANG UP"):
-            await writer.drain()
-            head = await asyncio.wait_for(reader.readline(), SECONDS)
-            await reader.read()
+            async with asyncio.timeout(SECONDS):
+                await writer.drain()
+                head = await reader.readline()
+                await reader.read()
             return Answer(int(head.split()[1]) if head else 0, time.perf_counter() - start)
+    except TimeoutError as error:
+        raise DissensusError(
+            f"the server must answer and close within {SECONDS:g} s: it held {request[:50]!r}"
+        ) from error
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # as after a refusal of a body that is too large
     finally:

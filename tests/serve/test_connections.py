@@ -22,7 +22,7 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class App:
-    """Answers GET at once, streams GET /stream without end, and POST when it may."""
+    """Answers GET at once, streams GET /stream without end, refuses /refused unread, and answers POST when it may."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -30,6 +30,10 @@ class App:
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
+            return
+        if scope["path"] == "/refused":
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
             return
         while (await receive()).get("more_body"):
             pass
@@ -101,6 +105,16 @@ def test_slow_headers_and_bodies_are_ended(running):
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"the %s of the request came too slowly" % part in answer
     assert read(silent) == b""
+
+
+@pytest.mark.parametrize("rest", [50_000, 100_000])
+def test_a_body_that_ends_after_the_answer_does_not_hold_the_connection(rest, running):
+    client = running.connect(HEAD.replace(b"/work", b"/refused") + b"\r\n")
+    assert b"413" in client.recv(65536)
+    client.sendall(bytes(rest))  # a part of the body, or all of it
+    assert read(client) == b""
+    running.app.go.set()
+    assert b"done" in read(running.connect(GET))
 
 
 def test_drops_of_a_body_do_not_extend_the_deadline_but_progress_does(running, monkeypatch):

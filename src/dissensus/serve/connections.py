@@ -73,6 +73,16 @@ class Connection(H11Protocol):
             return True
         return self.scope["method"] == "GET" and bool(self.cycle.response_started)
 
+    @property
+    def _idle(self) -> bool:
+        """Whether no request has begun, as of a browser that connects ahead."""
+        return self.phase == "header" and not self.conn.trailing_data[0]
+
+    @property
+    def _answered(self) -> bool:
+        """Whether the request whose body comes has its answer already, such as that it is too large."""
+        return self.phase == "body" and self.cycle is not None and bool(self.cycle.response_complete)
+
     def _follow(self) -> None:
         phase = PHASES.get(self.conn.their_state, "work")
         if phase != self.phase:
@@ -83,8 +93,9 @@ class Connection(H11Protocol):
         if phase == "body" and self.received - self.step >= STEP:
             self._stop()
             self.step = self.received
-        # Between requests uvicorn's own clock runs; ours begins with the first byte.
-        if self.timer is None and (phase == "body" or self.conn.trailing_data[0]):
+        # Between requests uvicorn's own clock runs, until the next byte: of a request, or of a body that was answered
+        # before it was complete.
+        if self.timer is None and (phase == "body" or self.timeout_keep_alive_task is None):
             left = BODY - (self.loop.time() - self.since)
             self._start(HEADER if phase == "header" else min(STEP_SECONDS, left))
 
@@ -100,7 +111,7 @@ class Connection(H11Protocol):
         self.timer = None
         if self.flow.read_paused:  # the server is slow, not the client
             self._start(STEP_SECONDS)
-        elif not self.received:  # a browser that connects ahead
+        elif self._idle or self._answered:
             self.transport.close()
         else:
             self._refuse("408 Request Timeout", f"the {self.phase} of the request came too slowly")
