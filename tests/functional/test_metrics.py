@@ -101,7 +101,7 @@ def test_a_sample_that_lost_all_its_votes() -> None:
 
 
 def test_a_confidence_rounded_above_one_is_one() -> None:
-    """A confidence of 1 + 1e-7 counts as 1; sure and right has ECE 0."""
+    """torchmetrics would take 1 + 1e-7 for a logit and squash all confidences; sure and right has ECE 0."""
     log_probs = torch.tensor([[1.2e-7, -20.0], [1.2e-7, -20.0]])
     assert log_probs.exp().max() > 1
     assert evaluate(log_probs, torch.tensor([0, 0]))["ece"] == 0

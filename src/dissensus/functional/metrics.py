@@ -160,13 +160,11 @@ def brier(squared_error: Tensor) -> float:
 
 @register(heading="ECE", better="lower", headline=False, warn_above=MISCALIBRATED)
 def ece(confidence: Tensor, correct: Tensor) -> float:
-    """Expected calibration error of the predicted class, l1 over 15 equal bins as in torchmetrics, in [0, 1].
+    """Expected calibration error of the predicted class, l1 over torchmetrics' 15 equal bins, in [0, 1]."""
+    from torchmetrics.functional.classification import binary_calibration_error
 
-    The sum over bins of |sum of confidence - number correct|, divided by the number of samples.
-    """
-    confidence = confidence.clamp(0, 1)  # rounding may exceed 1
-    bins = torch.bucketize(confidence, torch.linspace(0, 1, 16, dtype=confidence.dtype), right=True)
-    return float(bins.bincount(weights=confidence - correct).abs().sum() / len(confidence))
+    # clamped because torchmetrics takes a confidence of 1 + 1e-7 for a sign that all of them are logits
+    return float(binary_calibration_error(confidence.clamp(0, 1), correct.long(), n_bins=15, norm="l1"))
 
 
 @register(heading="confidence", percent=True, headline=False)
