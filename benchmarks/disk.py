@@ -140,7 +140,7 @@ def _training(batches: Batches, sizes: Sizes, first: int, steps: int) -> float:
 
 def _bytes_read() -> int:
     """Bytes that this process has fetched from disks; 0 where the system does not say."""
-    lines = IO.read_text().splitlines() if IO.is_file() else []
+    lines = IO.read_text(encoding="ascii").splitlines() if IO.is_file() else []
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes")), 0)
 
 

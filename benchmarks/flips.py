@@ -34,7 +34,7 @@ from dissensus.evaluation.suite import SuiteSet
 from dissensus.export import export
 from dissensus.features import FeatureSet, FeatureWriter
 from dissensus.models.ensemble import Ensemble
-from dissensus.training import checkpoints, fit, new_ensemble, step
+from dissensus.training import adaptation, checkpoints, fit, new_ensemble, step
 from dissensus.training.run import METRICS, Run
 
 KINDS = ("features", "run", "adapted", "stopped", "export")
@@ -116,7 +116,7 @@ class Subjects:
 
     def _run_of(self, folder: Path) -> Iterator[Any]:
         run = Run.open(folder)
-        yield from (run.info, runs.read(run))
+        yield from (run.info, adaptation.read(run))
         yield from self._verdicts(Detector.load(folder))
         if saved.is_saved(folder):
             evaluation = saved.load(folder)

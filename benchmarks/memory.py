@@ -162,7 +162,7 @@ def peaks() -> Iterator[dict[str, float]]:
 
     def watch() -> None:
         while True:
-            for line in STATUS.read_text().splitlines():
+            for line in STATUS.read_text(encoding="ascii").splitlines():
                 name, _, value = line.partition(":")
                 if name in ("RssAnon", "VmHWM"):
                     peak[name] = max(peak.get(name, 0.0), int(value.split()[0]) * 1024 / 1e6)

@@ -228,7 +228,7 @@ def _header(side: int) -> bytes:
 
 def memory(pid: int) -> int:
     """Return the resident memory of a process in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
 

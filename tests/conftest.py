@@ -11,14 +11,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 
 from dissensus.features import FeatureSet
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
 from tests.forks import Forks
+from tests.hub_stub import Hub
 from tests.storage import bucket, denied, memory, s3  # noqa: F401 - fixtures
 
 torch.set_num_threads(1)
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; commands would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,9 +46,31 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
     """Commands in processes of their own."""
+    if not hasattr(os, "fork"):
+        pytest.skip("commands are forked from one process")
     made = Forks(tmp_path_factory.mktemp("forks"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def hub_stub(tmp_path, monkeypatch):
+    """A hub on this machine, which huggingface_hub uses as if HF_ENDPOINT named it; "me" is logged in."""
+    from huggingface_hub import constants
+
+    stub = Hub(tmp_path / "hub")
+    settings = {
+        "ENDPOINT": stub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": stub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "hub-cache"),
+        "HF_TOKEN_PATH": str(tmp_path / "no-token"),
+        "HF_HUB_DISABLE_XET": True,  # another protocol for the same files
+    }
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_me")
+    yield stub
+    stub.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Logits are arrays (M, B, C), scores are arrays (B,).
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -279,3 +280,32 @@ def slope(loss, at: Array, step: float = 1e-5) -> Array:
         behind[index] -= step
         gradient[index] = (loss(ahead) - loss(behind)) / (2 * step)
     return gradient
+
+
+def openood(pred, conf, label):
+    """OpenOOD v1.5's metrics from the columns of its score files, by counting at every threshold."""
+    inside, outside = conf[label != -1], conf[label == -1]
+    thresholds = np.unique(conf)
+
+    def area(positives, negatives):
+        """Trapezoids between the points (recall, precision) of every threshold, from recall 0 at precision 1."""
+        points = [(0.0, 1.0)]
+        for value in thresholds[::-1] if positives is inside else thresholds:
+            accepted = [
+                (side >= value if positives is inside else side <= value).sum() for side in (positives, negatives)
+            ]
+            points.append((accepted[0] / len(positives), accepted[0] / sum(accepted)))
+        return sum((x - u) * (y + v) / 2 for (u, v), (x, y) in itertools.pairwise(points))
+
+    for value in thresholds:  # called OOD: as low as this, or lower
+        if (outside <= value).mean() >= 0.95:
+            fpr = (inside <= value).mean()
+            break
+    pairs = inside[:, None] - outside[None]
+    return {
+        "FPR@95": fpr,
+        "AUROC": (pairs > 0).mean() + (pairs == 0).mean() / 2,
+        "AUPR_IN": area(inside, outside),
+        "AUPR_OUT": area(outside, inside),
+        "ACC": (pred == label)[label != -1].mean(),
+    }

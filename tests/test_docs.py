@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,16 +65,6 @@ def test_contributing_names_files_and_packages_that_exist():
     layout = text.partition("| package in ")[2].partition("\n\n")[0]
     packages = {path.parent.name for path in source.glob("*/__init__.py")}
     assert packages == set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in layout.splitlines()[2:])))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted(set((ROOT / "examples").glob("*.py")) - {SPARK}), ids=lambda path: path.name)
-def test_examples_run(path, tmp_path):
-    """As a user starts them, each in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 3
 
 
 def commands() -> list[str]:

@@ -27,7 +27,7 @@ def test_other_texts_stay(text):
 
 def test_frames_keep_their_numbers():
     frame = pd.DataFrame(
-        {"=path": ["=1+1", "'-x", None], "score": [-0.5, 1.0, float("nan")], "out": [True, False, True]}
+        {"=path": ["=1+1", "'-x", float("nan")], "score": [-0.5, 1.0, float("nan")], "out": [True, False, True]}
     )
     text = to_cells(frame).to_csv(index=False)
     assert text.splitlines()[:3] == ["'=path,score,out", "'=1+1,-0.5,True", "''-x,1.0,False"]

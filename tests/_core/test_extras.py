@@ -30,4 +30,4 @@ def test_a_package_is_installed_by_name(monkeypatch, tmp_path, project):
 
 def test_every_extra_is_declared():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert {*extras.EXTRAS, "dev"} == set(project["project"]["optional-dependencies"])
+    assert {*extras.EXTRAS, "dev", "docs"} == set(project["project"]["optional-dependencies"])

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dissensus import backbones
+from dissensus._core import network
 from dissensus._core.errors import DissensusError, UnknownNameError
 from dissensus.backbones import engines, weights
 from dissensus.images import ImageSet
@@ -420,7 +421,7 @@ def test_weights_must_be_a_file(tmp_path):
 
 @pytest.fixture
 def no_proxy(monkeypatch):
-    monkeypatch.setattr(weights, "getproxies", dict)
+    monkeypatch.setattr(network, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-
 import numpy as np
 import pytest
 import torch
@@ -117,6 +115,7 @@ def test_tiny_and_long_images(size, squash):
 
 def test_a_line_of_pixels_does_not_fill_the_memory():
     """Resized as a whole, this one would take 256 * 256 * 20,000 pixels of 4 bytes, 5 GB."""
+    resource = pytest.importorskip("resource")  # not on Windows
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert Preprocessing(224, HALF, HALF).centre(Image.new("RGB", (20_000, 1))).shape == (224, 224, 3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes"

@@ -18,7 +18,8 @@ from PIL import Image
 from dissensus import Detector, FeatureSet, adapt, fit
 from dissensus._core.errors import RunError
 from dissensus.adaptation import runs
-from dissensus.export import card
+from dissensus.detection import card
+from dissensus.training import adaptation
 from dissensus.training.run import ADAPTATION, Run
 from tests.commands import refuse, run
 from tests.conftest import blobs, linear
@@ -102,7 +103,7 @@ def test_questions_labels_and_a_run_that_everything_takes(photos, tmp_path, monk
     assert sorted(os.listdir("there")) == [ADAPTATION, "ensemble", "run.json"]
 
     made, original = Run.open("there"), Run.open(photos / "run")
-    document = runs.read(made)
+    document = adaptation.read(made)
     assert document.run == str(photos / "run")
     assert document.labels == 5
     assert made.settings["members"] == len(Detector.load("there").ensemble) == 1
@@ -164,7 +165,7 @@ def test_class_folders_lists_tables_tars_and_features_give_labels(photos, tmp_pa
         out = tmp_path / f"out-{i}"
         code, _, err = run(capsys, "adapt", photos / "run", "--labelled", labelled, "--out", out, *QUIET)
         assert code == 0, err
-        assert runs.read(Run.open(out)).labels == count
+        assert adaptation.read(Run.open(out)).labels == count
 
 
 def test_a_tar_and_features_need_the_pool_again(photos, tmp_path, monkeypatch, capsys):
@@ -205,7 +206,7 @@ def test_features_alone(clouds, tmp_path, capsys):
     )  # fmt: skip
     assert code == 0, err
     assert "By head, as asked." in out
-    assert runs.read(Run.open(tmp_path / "out")).way == "head"
+    assert adaptation.read(Run.open(tmp_path / "out")).way == "head"
 
 
 def test_adapted_again_it_is_on_record(clouds, tmp_path, capsys):
@@ -217,7 +218,7 @@ def test_adapted_again_it_is_on_record(clouds, tmp_path, capsys):
             capsys, "adapt", source, "--labelled", tmp_path / f"{labelled}.npz", "--out", tmp_path / out, *QUIET
         )
         assert code == 0, err
-    first, second = (runs.read(Run.open(tmp_path / name)) for name in ("one", "two"))
+    first, second = (adaptation.read(Run.open(tmp_path / name)) for name in ("one", "two"))
     assert second.before == (first.summary,)
     assert Run.open(tmp_path / "two").about["method"] == "sed-a2d, adapted"
     assert first.summary in card._adapted(Run.open(tmp_path / "two")).replace("\\", "")
@@ -321,14 +322,14 @@ def test_a_damaged_record_is_one_line(clouds, tmp_path):
     adapted = adapt(Detector.load(clouds / "run").ensemble, blobs(6, seed=3))
     made = runs.save(adapted, Run.open(clouds / "run"), tmp_path / "a")
     document = json.loads((tmp_path / "a" / ADAPTATION).read_text())
-    assert runs.read(made).labels == 6
+    assert adaptation.read(made).labels == 6
     messages = []
     for field, kind, text in damages(document):
         (tmp_path / "a" / ADAPTATION).write_text(text)
         try:
-            runs.read(made)
+            adaptation.read(made)
         except RunError as error:
             messages.append((field, kind, str(error)))
     assert len(messages) > 50
     assert not [message for message in messages if "\n" in message[2]]
-    assert runs.read(Run.open(clouds / "run")) is None
+    assert adaptation.read(Run.open(clouds / "run")) is None

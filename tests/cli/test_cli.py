@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -227,7 +228,7 @@ def test_a_config_takes_dashes_and_underscores_and_arguments_of_every_kind(tmp_p
         ("- 1", "--config must map options to values; {} holds [1]"),
         ("", "--config must map options to values; {} holds None"),
         ("a: [", "{} must be YAML; it is not (line 1: expected the node content"),
-        ("a: 2024-13-45", "{} must be YAML; it is not (month must be in 1..12)"),
+        ("a: 2024-13-45", "{} must be YAML; it is not (month must be in 1..12"),
     ],
 )
 def test_a_wrong_config_is_one_line(text, message, tmp_path, capsys):
@@ -331,7 +332,13 @@ def test_list_says_what_can_be_listed(capsys):
 
 
 def test_version_and_completion(capsys):
-    assert run(capsys, "--version")[1].strip() == f"dissensus {__version__}"
+    code, out, err = run(capsys, "--version")
+    first, *parts = out.splitlines()
+    assert (code, first, err) == (0, f"dissensus {__version__}", "")
+    versions = dict(line.split(maxsplit=1) for line in parts)
+    assert versions["numpy"] == np.__version__
+    assert versions["python"] == platform.python_version()
+    assert "onnx" in versions["extras"]
     code, out, _ = run(capsys, "--print-completion", "bash")
     assert code == 0
     assert "dissensus" in out

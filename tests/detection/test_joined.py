@@ -240,6 +240,8 @@ def test_what_needs_common_weights_is_refused(home):
             use()
     with pytest.raises(RunError, match=r"ImageEnsemble takes one backbone at a time; .* joins test_vit and"):
         ImageEnsemble.load(home / "joined")
+    with pytest.raises(RunError, match="a pretrained detector has one backbone; this one joins test_vit and"):
+        Detector.load(home / "joined").save_pretrained(home / "pretrained")
     x = torch.randn(3, joined.width)
     assert joined(x, [4, 0]).equal(joined(x)[[4, 0]])
     with pytest.raises(DissensusError, match="as one vector of width"):

@@ -7,11 +7,9 @@ import json
 from dissensus import backbones
 from dissensus._core.errors import RunError
 from dissensus.detection.detector import Detector
-from dissensus.export import hub
 from dissensus.features import FeatureSet, extract
 from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
-from dissensus.training.run import Run
 from tests.damage import damages
 from tests.detection.test_image_ensemble import photos
 
@@ -35,7 +33,7 @@ def test_every_damage_of_the_config_is_one_line(tmp_path, monkeypatch):
     fit(new_ensemble(features, 2), features, "deep-ensemble", epochs=1, out=tmp_path / "run", progress=False)
     detector = Detector.load(tmp_path / "run")
     detector.calibrate(FeatureSet.open(tmp_path / "features").rows(slice(None)), 0.2).save(tmp_path / "run")
-    hub.write(detector, Run.open(tmp_path / "run"), tmp_path / "mine")
+    detector.save_pretrained(tmp_path / "mine")
     path = tmp_path / "mine" / "config.json"
     document = json.loads(path.read_text())
     del document["sha256"]

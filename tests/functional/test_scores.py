@@ -296,7 +296,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
         tensors = [t for t in (out if isinstance(out, list | tuple) else [out]) if isinstance(t, Tensor)]
+        tensors = [t for t in tensors if t.untyped_storage().data_ptr() not in given]  # views take no memory
         self.elements = max([self.elements, *(t.numel() for t in tensors)])
         return out
 

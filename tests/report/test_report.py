@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -25,14 +26,17 @@ from dissensus.evaluation import saved
 from dissensus.evaluation._evaluate import measure, predict_sets
 from dissensus.evaluation.examples import Example
 from dissensus.evaluation.outcomes import Curve, Outcome
+from dissensus.evaluation.results import Results
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.features import FeatureSet
 from dissensus.functional.classification import Classification
 from dissensus.functional.metrics import detection, threshold
 from dissensus.images import ImageSet
-from dissensus.report import charts, numbers, reproduce, svg
+from dissensus.report import charts, dots, lead, numbers, reproduce, summary, svg
+from dissensus.report.runs import Facts
 from dissensus.training.run import Run
+from tests.axe import LOOKS, needs_axe, serious
 from tests.browser import CHROMIUM, Browser, browser
 from tests.conftest import blobs, linear
 from tests.damage import sealed
@@ -60,6 +64,28 @@ CONTRAST = """(() => {
     return light(node.namespaceURI.endsWith('svg') ? style.fill : style.color);
   });
   return Math.min(...inks.map(ink => (Math.max(ink, paper) + .05) / (Math.min(ink, paper) + .05)));
+})()"""
+
+
+# the least contrast of figures in heat maps with the ground of their cells, over all levels
+IN_CELLS = """(() => {
+  const linear = (v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => .2126 * linear(r / 255) + .7152 * linear(g / 255) + .0722 * linear(b / 255);
+  const paper = numbers(getComputedStyle(document.body).backgroundColor);
+  const map = document.querySelector('.heat').closest('svg');
+  const shape = (name, kind) => {
+    const node = document.createElementNS('http://www.w3.org/2000/svg', name);
+    node.setAttribute('class', kind);
+    return map.appendChild(node);
+  };
+  const ratios = Array.from({length: 11}, (_, level) => {
+    const cell = getComputedStyle(shape('path', `heat h${level}`)), opacity = Number(cell.fillOpacity);
+    const ground = light(numbers(cell.fill).map((v, i) => opacity * v + (1 - opacity) * paper[i]));
+    const ink = light(numbers(getComputedStyle(shape('text', level >= 7 ? 'over' : 'under')).fill));
+    return (Math.max(ink, ground) + .05) / (Math.min(ink, ground) + .05);
+  });
+  return Math.min(...ratios);
 })()"""
 
 
@@ -338,8 +364,8 @@ def test_the_summary_holds_what_is_computed_directly(runs, page):
     table = re.search(r"At a glance, by pds.*?</table>", page.read_text(), re.S)[0]
     row = re.search(r'<th scope="row">deep-ensemble</th>.*?</tr>', table, re.S)[0]
     found = [float(value) for value in re.findall(r'data-value="([^"]+)"', row)]
-    # accuracy on id and noise, members alone, caught, flagged, false alarms
-    assert [found[0], found[3], found[4]] == pytest.approx(expected)
+    # caught, flagged, false alarms, accuracy on id and noise, members alone
+    assert [found[3], found[0], found[1]] == pytest.approx(expected)
 
 
 def test_seeds_of_one_method_are_one_row_with_a_deviation(page):
@@ -349,6 +375,45 @@ def test_seeds_of_one_method_are_one_row_with_a_deviation(page):
     assert glance.count('<th scope="row">') == 3 + 2  # the methods, and single models with max softmax and knn
     assert "sed-a2d, seed 0" in text
     assert "sed-a2d, seed 1" in text
+
+
+def test_an_ece_that_is_too_high_is_marked():
+    column = Column("ECE", "id", better="lower", warn_above=0.1)
+    html = Table("T", ("method",), (column,), (Row(("a",), (Value(0.4),)), Row(("b",), (Value(0.02),)))).html()
+    assert html.count('class="warns"') == html.count("⚠") == 1
+    confidence, correct = np.full(50, 0.9), np.repeat([0.0, 1.0], 25)
+    chart = charts.reliability("T", {"far": numbers.reliability(confidence, correct)})
+    assert chart.legend[0][1] == "far, ECE 0.400 ⚠ high"
+    assert "⚠ marks an ECE above 0.1" in chart.note
+
+
+def test_the_lead_names_all_that_are_best_and_what_may_be_chance(runs):
+    sources = report.gather([runs])
+    frames = [entry.evaluation.frame.assign(row=entry.row, run=entry.name) for entry in sources.runs]
+    results = Results(pd.concat(frames, ignore_index=True))
+
+    def leads(shares: dict[str, float], counts: int) -> list[str]:
+        facts = {
+            row: [Facts({("pds", f"far {EVIL}"): share}, frozenset(), {f"far {EVIL}": counts, "noise": 90, "id": 150})]
+            for row, share in shares.items()
+        }
+        return lead.sentences(summary.Summary(results, facts), "pds")
+
+    few = leads({"single": 0.5, "deep-ensemble": 0.9, "sed-a2d": 0.9}, 100)
+    assert few[0].startswith(f"deep-ensemble and sed-a2d catch the most OOD samples: 90.0% of far {EVIL}, by pds")
+    assert "chance" not in few[0]
+    near = leads({"single": 0.5, "deep-ensemble": 0.9, "sed-a2d": 0.88}, 100)
+    assert near[0].endswith("at 5% false alarms; the lead over sed-a2d may be chance.")
+    assert "chance" not in leads({"single": 0.5, "deep-ensemble": 0.9, "sed-a2d": 0.88}, 100_000)[0]
+    assert leads({"single": 0.9, "deep-ensemble": 0.9, "sed-a2d": 0.9}, 9)[0].startswith(
+        "single, deep-ensemble and sed-a2d catch 90.0%"
+    )
+
+
+def test_of_many_sets_a_sentence_gives_the_mean_and_the_lowest():
+    values = {name: Value(share) for name, share in zip("abcde", (0.9, 0.8, 0.2, 0.9, 0.7), strict=True)}
+    assert lead.share(values.get, "abcde", "of") == "70.0% on average over 5 sets, the least of c (20.0%)"
+    assert lead.share(values.get, "abx", "on") == "90.0% on a, 80.0% on b"
 
 
 def test_a_constant_score_is_reported(page):
@@ -409,6 +474,38 @@ def test_a_study_alone_makes_a_page(tmp_path):
     assert "on companion" in (tmp_path / "page.html").read_text()
 
 
+def test_a_study_of_tables_has_charts_and_no_examples_without_images(tmp_path):
+    (tmp_path / "study").mkdir()
+    (table,) = outcome().tables
+    turned = dataclasses.replace(
+        table, columns=table.columns[::-1], rows=tuple(Row(r.names, r.cells[::-1], r.source) for r in table.rows)
+    )
+    update = {"tables": (turned,), "curves": (), "examples": {}, "title": "Grandma's <photos>"}
+    plain = outcome().model_copy(update=update)
+    plain.save(tmp_path / "study" / "x.json")
+    report.write_page(report.gather([tmp_path / "study"]), tmp_path / "page.html")
+    text, found = (tmp_path / "page.html").read_text(), read(tmp_path / "page.html")
+    # AUROC on one set, one row of it from the paper; accuracy has one value, which makes no chart
+    assert [chart["aria-label"] for chart in found.charts] == ["Detection: AUROC. sed-a2d 0.9; sed-a2d (paper) 0.95."]
+    assert text.count('class="mark printed s0"') == 1
+    heads = re.findall(r'<th scope="colgroup"[^>]*>([^<]*)</th>', text)
+    assert heads == ["AUROC", "accuracy"]
+    assert "Examples" not in text
+    assert "#examples" not in text
+    assert "<h1>Grandma&#39;s &lt;photos&gt;</h1>" in text
+
+
+def test_tables_become_charts_with_long_names_and_many_rows():
+    rows = tuple(Row((f"row-{i}-" + "x" * 60, "pds"), (Value(i / 40, 0.01, 3), None)) for i in range(30))
+    columns = (Column("AUROC", EVIL), Column("accuracy", "id", percent=True))
+    (chart,) = dots.of_table(Table("T", ("method", "score"), columns, rows))
+    assert chart.note == "the first 20 of 30 rows"
+    assert chart.drawing.count('class="mark') == chart.drawing.count('class="whisker') == 20
+    assert "x" * 40 not in chart.drawing.split("aria-label")[1].partition(">")[2]
+    same = tuple(Row((name, "pds"), (Value(0.5), Value(0.9))) for name in "ab")
+    assert dots.of_table(Table("T", ("method", "score"), columns, same)) == []
+
+
 # the page in a browser
 
 
@@ -456,6 +553,34 @@ def test_the_gallery_opens_by_key_and_gives_the_focus_back(tab, page):
     tab.eval("viewer.querySelector('.close').click()")
     assert tab.wait("document.activeElement === tile")  # with the close event, which comes later
     assert tab.problems == []
+
+
+@needs_axe
+def test_axe_finds_nothing_serious(tab, runs, tmp_path):
+    small = tmp_path / "page.html"  # axe needs seconds for a large one
+    report.write_page(report.gather([runs / "sed-a2d", runs.parent / "study"]), small)
+    for width, scheme in LOOKS:
+        tab.open(small, width=width, prefers_color_scheme=scheme)
+        tab.eval("document.querySelectorAll('.by-score[hidden]').forEach(one => one.remove())")
+        tab.eval("document.querySelectorAll('#runs details, #configuration details').forEach(d => { d.open = true })")
+        assert serious(tab) == [], (width, scheme)
+        tab.eval("document.querySelector('.tile').click()")
+        assert serious(tab, "#viewer") == [], (width, scheme)
+
+
+def test_tables_that_are_cut_off_say_so(tab, page):
+    cut = "[...document.querySelectorAll('.scroll.wide')].filter(s => s.offsetParent && s.classList.contains('cut'))"
+    tab.open(page, width=390)
+    tab.wait(f"{cut}.length > 0")
+    tab.eval(f"{cut}.forEach(one => {{ one.scrollLeft = 9999 }})")
+    tab.wait(f"{cut}.length === 0")
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_of_heat_maps_can_be_read(tab, page, scheme):
+    tab.open(page, prefers_color_scheme=scheme)
+    assert tab.eval(IN_CELLS) > 4.5
 
 
 def test_run_and_score_can_be_chosen(tab, page):

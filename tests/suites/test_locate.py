@@ -40,7 +40,7 @@ def test_subsets_present_and_in_a_file(tmp_path):
     assert (some.subset, some.images.labels.tolist()) == ((0, 1), [0, 1])
     assert statuses[-1].text == "1 of its 3 classes are not in the training set: 1 images left out"
     wrong = _yaml.read(recipe_of(tmp_path, text.replace("some.txt", "sone.txt")))
-    with refused("subset must be present, imagenet-a, imagenet-r, or a file of class names under .*; got 'sone.txt'"):
+    with refused("subset must be present, any, imagenet-a, imagenet-r, or a file of class names .*; got 'sone.txt'"):
         _locate.locate(wrong, tmp_path)
     shutil.rmtree(tmp_path / "few" / "fox")
     with refused("a subset has two or more classes; .*few has dog: add others"):

@@ -32,7 +32,8 @@ def train(method, out, fabric):
     # 121 samples in batches of 32: the last batch has 25, which two processes cannot share evenly
     ensemble = linear()
     fit(ensemble, blobs(121), method, epochs=4, batch_size=32, lr=0.05, out=out, fabric=fabric,
-        shuffle=shuffle or "full", disagreement=elsewhere if method == "divdis" else None, progress=False)
+        shuffle=shuffle or "full", disagreement=elsewhere if method == "divdis" else None, progress=False,
+        logger="tensorboard" if method == "sed-divdis" else None)
     assert ensemble.fitted
     assert ensemble.score_digests == fabric.broadcast(ensemble.score_digests), "every rank has the same scores"
 """
@@ -42,6 +43,8 @@ def train(method, out, fabric):
 def test_one_and_two_processes_agree(tmp_path):
     methods = ("sed-a2d", "sed-divdis", "sed-own", "divdis", "deep-ensemble", "deep-ensemble/blocks", "sed-a2d/blocks")
     one_and_two_processes(SCRIPT, tmp_path, methods)
+    for processes in "12":  # the first process logs
+        assert len(list((tmp_path / processes / "sed-divdis" / "tensorboard").glob("events.*"))) == 1
 
 
 @pytest.mark.slow

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dissensus._core import extras
-from dissensus._core.errors import DissensusWarning, RunError
+from dissensus._core.errors import DissensusError, DissensusWarning, RunError
+from dissensus.cli import main
 from dissensus.evaluation import saved
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.report import gather, write_page
@@ -73,6 +76,7 @@ def test_tensorboard_has_every_line_once_after_a_kill(tmp_path, monkeypatch):
     assert loss == {line["step"]: pytest.approx(line["loss"]) for line in lines}
     assert [event.step for event in events.Scalars("epoch/accuracy")] == [STEPS, 2 * STEPS]
     assert events.Scalars("id/accuracy")[0].value > 0.5
+    assert b"sed-a2d" in events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
 
 
 @needs("mlflow")
@@ -103,6 +107,23 @@ def _experiment(mlflow):
     return mlflow.MlflowClient().get_experiment_by_name("dissensus").experiment_id
 
 
+def wandb_records(path):
+    """The records of an offline run: protobuf in blocks of 32 kB; the first begins with a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # complete, or the last of several parts
+            yield wandb_internal_pb2.Record.FromString(whole)
+            whole = b""
+
+
 @needs("wandb")
 @pytest.mark.slow
 def test_wandb_offline_keeps_metrics_and_report(tmp_path, monkeypatch):
@@ -112,11 +133,26 @@ def test_wandb_offline_keeps_metrics_and_report(tmp_path, monkeypatch):
     evaluate_and_report(tmp_path / "run")
     record = json.loads((tmp_path / "run" / "logger.json").read_text())
     assert record["kind"] == "wandb"
-    files = list((tmp_path / "run" / "wandb").glob(f"offline-run-*-{record['id']}/run-{record['id']}.wandb"))
+    files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*-{record['id']}/run-{record['id']}.wandb"))
     assert files, "training, evaluation and report are one record"
-    content = b"".join(file.read_bytes() for file in files)
-    for name in (b"step/loss", b"epoch/accuracy", b"id/accuracy", b"page.html", b"sed-a2d"):
-        assert name in content, name
+    records = [line for file in files for line in wandb_records(file)]
+    started = next(line.run for line in records if line.HasField("run"))
+    assert (started.project, started.display_name, started.run_id) == ("dissensus", "run", record["id"])
+    config = {update.key: json.loads(update.value_json) for line in records for update in line.config.update}
+    config |= {update.key: json.loads(update.value_json) for update in started.config.update}
+    assert (config["method"], config["epochs"]) == ("sed-a2d", 2)
+    rows = [
+        {"".join(item.nested_key) or item.key: json.loads(item.value_json) for item in line.history.item}
+        for line in records
+    ]
+    lines = [line for line in Run.open(tmp_path / "run").metrics() if line["kind"] == "step"]
+    logged = [row["step/loss"] for row in rows if "step/loss" in row]
+    assert logged == pytest.approx([line["loss"] for line in lines])
+    assert next(row["id/accuracy"] for row in rows if "id/accuracy" in row) > 0.5
+    (artifact,) = [line for line in records if line.request.log_artifact.artifact.name or line.artifact.name]
+    kept = artifact.artifact if artifact.artifact.name else artifact.request.log_artifact.artifact
+    assert [entry.path for entry in kept.manifest.contents] == ["page.html"]
+    assert Path(kept.manifest.contents[0].local_path).read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
 def test_training_goes_on_without_the_logger(tmp_path, monkeypatch):
@@ -139,6 +175,38 @@ def test_without_an_account_there_is_one_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.warns(DissensusWarning, match="not logged in: run `wandb login`, or set WANDB_MODE=offline"):
         assert loggers.start("wandb", tmp_path, {}, 0) is None
+
+
+def test_a_server_that_is_not_there_is_one_warning_at_once(tmp_path, monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    if not extras.missing("mlflow"):
+        import mlflow
+
+        mlflow.set_tracking_uri(address)
+        with pytest.warns(DissensusWarning, match=f"mlflow .{address} cannot be reached: start the server, or set"):
+            train(tmp_path / "one", "mlflow")
+        assert Run.open(tmp_path / "one").finished
+    if not extras.missing("wandb"):
+        import wandb
+
+        wandb.teardown()  # it keeps the settings of the tests before
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+        with pytest.warns(DissensusWarning, match=f"wandb .{address} cannot be reached: set WANDB_MODE=offline"):
+            assert loggers.start("wandb", tmp_path, {}, 0) is None
+
+
+def test_an_unknown_logger_is_refused_before_any_work(tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", features=blobs().rows(slice(None)).numpy(), labels=blobs().labels.numpy())
+    with pytest.raises(SystemExit):
+        main(["train", str(tmp_path / "x.npz"), "--out", str(tmp_path / "run"), "--logger", "wanb"])
+    assert "unknown --logger 'wanb': did you mean 'wandb'? known: mlflow, tensorboard, wandb" in capsys.readouterr().err
+    with pytest.raises(DissensusError, match="logger"):
+        train(tmp_path / "run", "wanb")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_logger_that_fails_while_training_is_reported_once(tmp_path, monkeypatch):

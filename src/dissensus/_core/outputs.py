@@ -128,6 +128,8 @@ def _assembled(path: Path) -> Iterator[Path]:
             if file.is_file():
                 file.chmod(mode)
                 flush(file)
+        if path.is_dir() and (folder / path.name).is_dir():
+            path.rmdir()  # it must be empty; Windows does not replace folders
         os.replace(folder / path.name, path)
         flush_folder(path.parent)
     except (OSError, SafetensorError) as error:

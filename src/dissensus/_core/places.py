@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,9 @@ FRESH: dict[str, Any] = {"use_listings_cache": False}
 STORAGE_MODULES = ("botocore", "aiobotocore", "aiohttp", "google", "gcsfs", "azure", "huggingface_hub", "s3fs")
 
 
+_DRIVE = re.compile(r"/[A-Za-z]:/")  # file:///C:/photos
+
+
 def is_url(where: object) -> bool:
     """Whether a path or its text is a URL; file:// is one too."""
     return "://" in str(where)
@@ -44,7 +48,9 @@ def is_url(where: object) -> bool:
 
 def as_text(where: str | os.PathLike[str]) -> str:
     """Return a path or URL as text; a URL with file:// is a path."""
-    return str(where).removeprefix("file://") if is_url(where) else os.fspath(where)
+    text = os.fspath(where) if not is_url(where) else str(where)
+    path = text.removeprefix("file://")
+    return path if path == text or not _DRIVE.match(path) else path[1:]
 
 
 def place(where: str | os.PathLike[str]) -> Path:

@@ -6,6 +6,7 @@ this module.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from typing import TextIO
@@ -30,6 +31,12 @@ def printable(text: str, *, keep: str = "") -> str:
 def _written_out(character: str) -> str:
     code = ord(character)
     return _SHORT.get(character) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def write_any_text(stream: TextIO | None) -> None:
+    """Let a stream write characters that its encoding lacks as escapes; by default it raises, as on Windows' cp1252."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def say(message: str) -> None:

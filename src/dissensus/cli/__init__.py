@@ -10,14 +10,15 @@ import errno
 import importlib
 import os
 import select
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 from dissensus._core import digests
 from dissensus._core.errors import DissensusError, DissensusWarning
 from dissensus._core.places import is_url, storage_problem
+from dissensus._core.terminal import write_any_text
 from dissensus.cli import parser
 from dissensus.cli.command import COMMANDS, HELD, fail, show_warnings_in_one_line
 
@@ -30,6 +31,7 @@ for _module in (
 ):  # fmt: skip
     importlib.import_module(f"dissensus.cli.{_module}")
 
+READER_GONE = 128 + 13  # as programs end that SIGPIPE kills; Windows has no such signal
 RESUMABLE = ("demo", "extract", "run", "study", "train", "tune")
 # Errors of the system about a path or a disk, which the user can fix.
 OF_THE_USER = {
@@ -41,6 +43,7 @@ OF_THE_USER = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     name = ""
+    write_any_text(sys.stdout)
     try:
         name, arguments, verify = parser.parse(sys.argv[1:] if argv is None else argv)
         with warnings.catch_warnings(), digests.unverified(not verify), HELD:
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        return 128 + signal.SIGPIPE  # as programs end that the signal kills
+        return READER_GONE
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
@@ -66,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem is not None and _uses_urls(sys.argv[1:] if argv is None else argv):
             fail(f"cannot use a URL of this command: {problem}; check the URL, your credentials and the network")
         if not isinstance(error, OSError) or error.errno not in OF_THE_USER:
+            if getattr(error, "errno", None) == errno.EINVAL and _reader_is_gone():  # a broken pipe on Windows
+                return READER_GONE
             raise
         fail(f"{error.strerror}: {error.filename or 'a file'}; check the path, its rights and the space left")
     return 0
@@ -77,14 +82,26 @@ def _reader_is_gone() -> bool:
     The signal SIGPIPE is not used for this: it would also kill a command whose connection to a server is closed.
     """
     stdout = sys.__stdout__
-    if stdout is None or not hasattr(select, "poll"):
+    if stdout is None:
         return False
-    poll = select.poll()
-    poll.register(stdout.fileno(), 0)  # errors are always reported
-    if not poll.poll(0):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-    return True
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(stdout.fileno(), 0)  # errors are always reported
+        gone = bool(poll.poll(0))
+    else:
+        gone = _cannot_write(stdout)
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    return gone
+
+
+def _cannot_write(stream: TextIO) -> bool:
+    """Whether writing what a stream still holds fails; Windows cannot ask a pipe for its state."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _uses_urls(argv: Sequence[str]) -> bool:

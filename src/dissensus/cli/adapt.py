@@ -47,13 +47,14 @@ def adapt(
     from dissensus.cli import inputs
     from dissensus.detection.detector import Detector
     from dissensus.features import check_backbone
+    from dissensus.training import adaptation
     from dissensus.training.run import Run
 
     opened = Run.open(run)
     opened.check_single("adapt takes one backbone")
     runs.check_out(opened, place(out))
     hold(writing(out))
-    before = runs.read(opened)
+    before = adaptation.read(opened)
     trained = None if train is None else inputs.find_features(train)[0]
     device = inputs.launch(accelerator=accelerator).device
     detector = Detector.load(run, calibrated=False, engine=engine, device=device)

@@ -31,6 +31,8 @@ def evaluate_runs(
     protocol: Literal["mask", "vote"] = "mask",
     format: Literal["text", "md", "tex", "csv", "json"] = "text",
     out: str | None = None,
+    scores_out: str | None = None,
+    scores_format: str = "openood",
     keep: bool = True,
     progress: bool = True,
 ) -> None:
@@ -57,6 +59,8 @@ def evaluate_runs(
         protocol: for sets with a part of the classes: mask the logits first, or the authors' vote.
         format: how to print the table: text, Markdown (md), LaTeX (tex), csv or json.
         out: write every value, one per row, to this file too (.csv, .json, .md, .tex).
+        scores_out: write the score of every sample of one run to files in this new folder, for other libraries.
+        scores_format: whose files: openood, .npz and tables by its definitions; pytorch-ood, tensors for its metrics.
         keep: save the predictions in the run folder too, for dissensus report.
         progress: show a progress bar when stderr is a terminal.
     """
@@ -65,7 +69,7 @@ def evaluate_runs(
     from dissensus import suites
     from dissensus._core.outputs import writing
     from dissensus.cli import inputs
-    from dissensus.evaluation import results, saved
+    from dissensus.evaluation import results, saved, score_files
     from dissensus.evaluation._evaluate import COMBINED
     from dissensus.evaluation.naming import name_runs
     from dissensus.evaluation.suite import Role
@@ -78,12 +82,19 @@ def evaluate_runs(
     chosen = aggregates.AGGREGATES[aggregate]
     if out is not None and place(out).suffix not in results.SUFFIXES:
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
+    if scores_out is not None:
+        score_files.SCORE_FILES.check(scores_format)
+        score_files.check_folder(place(scores_out))
+        if len(runs) > 1:
+            raise DissensusError(f"--scores-out takes one run; got {len(runs)}: evaluate them one by one")
     opened = [Run.open(run) for run in {place(run).resolve(): run for run in runs}.values()]
     inputs.suite_options(opened[0], suite, root, features)  # flags that go together
     for run in opened if keep else ():
         hold(writing_run(run.folder, remedy="wait for it, or add --no-keep"))
     if out is not None:
         hold(writing(out))
+    if scores_out is not None:
+        hold(writing(scores_out))
     others: dict[Role, list[str] | None] = {"shift": shift, "ood": ood, "groups": groups}
     load = cache(suites.load)  # runs may differ in backbone and seed
     evaluated_on = [
@@ -99,15 +110,18 @@ def evaluate_runs(
             _check_pretrained(run, aggregate)
     names = name_runs([run.named for run in opened], [str(run.folder) for run in opened])
     frames: list[pd.DataFrame] = []
-    for run, (row, _), (sets, held_out_set) in zip(opened, names, evaluated_on, strict=True):
+    for run, (row, _), (sets, held_out_set, loaded) in zip(opened, names, evaluated_on, strict=True):
         frame = saved.evaluate_run(
             run,
             Ensemble.load(run.ensemble_folder),
             sets,
             suite=suite or "own sets",
+            summary="" if loaded is None else loaded.summary,
+            title="" if loaded is None else loaded.title,
             held_out=held_out_set,
             protocol=protocol,
             keep="predictions" if keep else "nothing",
+            scores=None if scores_out is None else (place(scores_out), scores_format, score),
             progress=progress,
         )
         frames.append(frame.assign(row=row, run=str(run.folder)))
@@ -115,6 +129,8 @@ def evaluate_runs(
     if out is not None:
         results.write(frame, place(out))
         say(f"wrote {len(frame)} values to {out}")
+    if scores_out is not None:
+        say(f"wrote score files for {scores_format} to {scores_out}")
     settings = {str(run.folder): run.settings for run in opened}
     show(results.Results(frame, settings).summary(score=score, aggregate=aggregate).render(format), end="")
 

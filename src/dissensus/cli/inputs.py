@@ -124,8 +124,8 @@ def find_sets(
     others: Mapping[Role, Sequence[str] | None],
     held_out: str | None,
     load: Callable[[str], Suite],
-) -> tuple[list[SuiteSet], FeatureSet | None]:
-    """Return the sets of a suite, loaded by `load`, or those that NAME=FEATURES flags give; and the held-out set."""
+) -> tuple[list[SuiteSet], FeatureSet | None, Suite | None]:
+    """Return the sets of a suite, loaded by `load`, or those that NAME=FEATURES flags give; held-out set and suite."""
     if (suite is None) == (inside is None):
         got = "neither" if suite is None else "both"
         raise DissensusError(f"evaluate needs either --suite NAME or --id FEATURES; got {got}")
@@ -135,7 +135,7 @@ def find_sets(
         if given:
             raise DissensusError(f"a suite has its own sets; got --suite with {given}: use --id with those")
         loaded = load(suite)
-        return list(loaded.sets), kept or loaded.held_out
+        return list(loaded.sets), kept or loaded.held_out, loaded
     sets = [SuiteSet("id", "id", _find_test_features(cast(str, inside)))]
     for role, entries in others.items():
         for entry in entries or []:
@@ -145,7 +145,7 @@ def find_sets(
                     f"--{role} takes NAME=FEATURES; got {entry!r}: write --{role} NAME={where or name}"
                 )
             sets.append(SuiteSet(name, role, _find_test_features(where)))
-    return sets, kept
+    return sets, kept, None
 
 
 def _find_test_features(where: str) -> FeatureSet:

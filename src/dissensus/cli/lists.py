@@ -26,6 +26,7 @@ LISTS: Registry[str] = Registry(
         "suites": "dissensus.suites:SUITES",
         "studies": "dissensus.experiments.studies:STUDIES",
         "exports": "dissensus.export:EXPORTS",
+        "score-files": "dissensus.evaluation.score_files:SCORE_FILES",
     },
 )
 
@@ -36,7 +37,7 @@ def list_(what: str) -> None:
 
     Args:
         what: methods, scores, aggregates, metrics, tails, norms, backbones, engines, corruptions, views, suites,
-            studies or exports.
+            studies, exports or score-files.
     """
     from tabulate import tabulate
 

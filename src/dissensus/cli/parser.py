@@ -102,7 +102,7 @@ def build() -> tuple[Parser, dict[str, Actions]]:
         description="Diverse ensembles on frozen backbones: better out of distribution, and aware of it.",
         epilog="Start with: dissensus demo. Help on a command: dissensus COMMAND --help.",
     )
-    parser.add_argument("--version", action="version", version=f"dissensus {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="versions of Dissensus and of what it needs")
     parser.add_argument("--print-completion", action=_Completion, metavar="SHELL", help="for bash, zsh or tcsh")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     return parser, {name: _add_command(commands, name, entry) for name, entry in COMMANDS.items()}
@@ -283,6 +283,16 @@ def _read_config(path: str) -> dict[Any, Any]:
     if not isinstance(values, dict):
         raise DissensusError(f"--config must map options to values; {path} holds {short(values)}: write lr: 0.01")
     return values
+
+
+class _Version(Action):
+    def __call__(self, *rest: Any) -> NoReturn:
+        from dissensus._core.versions import versions
+
+        parts = versions()
+        width = max(map(len, parts))
+        print(f"dissensus {__version__}", *(f"{name:{width}} {version}" for name, version in parts.items()), sep="\n")
+        raise SystemExit(0)
 
 
 class _Completion(Action):

@@ -15,9 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from huggingface_hub import CommitInfo
 from torch import Tensor
 
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
+from dissensus._core.outputs import writing
+from dissensus._core.places import place
 from dissensus.backbones import Backbone, joined
 from dissensus.detection import pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
@@ -46,6 +49,10 @@ class Detector:
             "onnx-int8" if the training features come from it, which no other engine can then replace.
         threshold: The calibration.
         trained_on: Fingerprints of the training features ("train") and images ("images").
+        training: The settings of the training, for the model card.
+
+    Attributes:
+        run: The run that it was loaded from, if any.
 
     Raises:
         DissensusError: If the aggregate is unknown, or the number of classes does not fit the ensemble.
@@ -61,13 +68,15 @@ class Detector:
         engine: str | None = None,
         threshold: Threshold | None = None,
         trained_on: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         aggregates.of_kind("logits").check(aggregate)
         self.members = Members(ensemble, backbone, engine)
         self.ensemble, self.backbone_info = ensemble, self.members.backbone_info
         self.classes = class_names(classes, ensemble.classes)
         self.aggregate, self.threshold = aggregate, threshold
-        self.trained_on = dict(trained_on or {})
+        self.trained_on, self.training = dict(trained_on or {}), dict(training or {})
+        self.run: Run | None = None
 
     @classmethod
     def load(
@@ -92,23 +101,103 @@ class Detector:
             backbone=settings.get("backbone"),
             engine=engine,
             trained_on={key: settings.get(key) for key in ("train", "images")},
+            training={**opened.info.settings, "tail": settings["tail"]},
         )
+        detector.run = opened
         if calibrated:
             detector.threshold = Threshold.load(opened.folder, detector.identity)
         return detector.to(device)
 
     @classmethod
-    def from_pretrained(cls, where: PathLike, revision: str | None = None) -> Detector:
-        """Load a detector that `dissensus export --to hub` wrote.
+    def from_pretrained(
+        cls,
+        where: PathLike,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: PathLike | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+    ) -> Detector:
+        """Load a detector that `save_pretrained`, `push_to_hub` or `dissensus export --to hub` wrote.
+
+        Without a connection, what the hub's cache has is used.
 
         Args:
             where: Its folder, or OWNER/NAME on the Hugging Face hub.
-            revision: Branch, tag or commit of the repository.
+            revision: Branch, tag or commit of the repository; None: main.
+            token: For a private repository; None or True: that of `hf auth login` or HF_TOKEN; False: none.
+            cache_dir: Where to keep what is fetched; None: the hub's cache.
+            force_download: Fetch what the cache has, too.
+            local_files_only: Use the cache alone.
 
         Raises:
-            RunError: If there is none, or it is damaged.
+            RunError: If there is none, no access to it, or it is damaged.
         """
-        return cls(**pretrained.read(where, revision))
+        return cls(
+            **pretrained.read(
+                where, revision=revision, token=token, cache_dir=cache_dir, force_download=force_download,
+                local_files_only=local_files_only,
+            )
+        )  # fmt: skip
+
+    def save_pretrained(
+        self, save_directory: PathLike, *, license: str | None = None, datasets: Sequence[str] = ()
+    ) -> None:
+        """Write a folder with all that `from_pretrained` needs, trunk included, and a model card.
+
+        The card has the results of `dissensus evaluate` if the detector is that of a run. All files are safetensors,
+        JSON or Markdown.
+
+        Args:
+            save_directory: A new or empty folder.
+            license: Of the weights, for the card, such as "mit".
+            datasets: Names on the hub of the data sets that it was trained on, for the card.
+
+        Raises:
+            RunError: If the folder cannot be written, or the detector joins several backbones.
+        """
+        out = place(save_directory)
+        with writing(out):
+            pretrained.write(self, out, f"OWNER/{out.name}", license=license, datasets=datasets)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        create_pr: bool | None = None,
+        license: str | None = None,
+        datasets: Sequence[str] = (),
+    ) -> CommitInfo:
+        """Push what `save_pretrained` writes to the Hugging Face hub, in one commit.
+
+        The repository and the branch are created if they do not exist. A detector that was there before is replaced,
+        model card included; other files stay.
+
+        Args:
+            repo_id: OWNER/NAME; or NAME, which belongs to the user.
+            commit_message: Of the commit; None: one that names the version of Dissensus.
+            private: Whether a new repository is private; None: as its owner has set.
+            token: The user's; None: that of `hf auth login` or HF_TOKEN.
+            branch: To push to; None: main.
+            create_pr: Open a pull request instead.
+            license: Of the weights, for the card, such as "mit".
+            datasets: Names on the hub of the data sets that it was trained on, for the card.
+
+        Returns:
+            The URL of the commit, with `pr_url` and more as attributes.
+
+        Raises:
+            RunError: If the name is none, nobody is logged in, or the hub is not reached or refuses.
+        """
+        return pretrained.push(
+            self, repo_id, commit_message=commit_message, private=private, token=token, branch=branch,
+            create_pr=create_pr, license=license, datasets=datasets,
+        )  # fmt: skip
 
     def save(self, run: PathLike) -> None:
         """Save the calibration in the folder of the run that the ensemble is from.

@@ -1,5 +1,6 @@
-"""Pretrained detectors: a folder made by `dissensus export --to hub`, or a repository on the Hugging Face hub.
+"""Pretrained detectors: a folder written by `Detector.save_pretrained`, or a repository on the Hugging Face hub.
 
+README.md                the model card
 config.json              classes, backbone, settings, fingerprints
 ensemble/                the members, and the scores that are fitted to features (scores.safetensors)
 trunk.safetensors        the trunk, if the detector takes images
@@ -11,28 +12,33 @@ Everything is safetensors and JSON; no code is unpickled.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import CommitInfo
 from pydantic import Field, JsonValue
 
-from dissensus import backbones
+from dissensus import __version__, backbones
 from dissensus._core import documents, tensors
 from dissensus._core.documents import Document, Part
 from dissensus._core.errors import DissensusError, RunError, UnknownNameError
-from dissensus.backbones import Backbone, BackboneDescription, weights
+from dissensus._core.files import check_folder, make_folder, replacing
+from dissensus._core.outputs import assembling
+from dissensus.backbones import Backbone, BackboneDescription, joined, weights
 from dissensus.backbones.transforms import Preprocessing
+from dissensus.detection import card, hub
 from dissensus.detection.threshold import DOCUMENT, Identity, Threshold
 from dissensus.functional import aggregates
 from dissensus.models.ensemble import Ensemble
 
-CONFIG, ENSEMBLE, TRUNK = "config.json", "ensemble", "trunk.safetensors"
+if TYPE_CHECKING:
+    from dissensus.detection.detector import Detector
+
+CONFIG, ENSEMBLE, TRUNK, README = "config.json", "ensemble", "trunk.safetensors", "README.md"
 FETCHED = [CONFIG, TRUNK, f"{ENSEMBLE}/*", "detector.*", "detector-*"]
 REMEDY = "export it again: dissensus export RUN --to hub --out FOLDER"
 
@@ -62,13 +68,80 @@ class HubDocument(Document):
     training: dict[str, JsonValue]
 
 
-def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str, Any]:
+def write(detector: Detector, out: Path, repo_id: str, **about: Any) -> None:
+    """Write a detector into a new folder, with everything it needs to predict elsewhere.
+
+    Args:
+        detector: The detector.
+        out: A new or empty folder.
+        repo_id: The repository that it is for, OWNER/NAME.
+        about: What the card says besides, see `card.create`.
+
+    Raises:
+        RunError: If the detector joins several backbones, or the folder cannot be written.
+    """
+    check_folder(out)
+    if parts := joined.parts_of(detector.backbone_info):
+        names = " and ".join(part["name"] for part in parts)
+        raise RunError(f"a pretrained detector has one backbone; this one joins {names}: give the run of one of them")
+    document = _config(detector)
+    with assembling(out) as folder:
+        make_folder(folder)
+        detector.ensemble.save(folder / ENSEMBLE)
+        if detector.backbone_info is not None:
+            state = detector.backbone.trunk.state_dict()
+            tensors.write(folder / TRUNK, {name: value.clone() for name, value in state.items()})
+        if detector.threshold is not None:
+            detector.threshold.save(folder, detector.identity)
+        documents.write(folder / CONFIG, document)
+        with replacing(folder / README) as path:
+            card.create(detector, document, repo_id=repo_id, **about).save(path)
+        read(folder)  # a folder that cannot be read back is not published
+
+
+def push(
+    detector: Detector, repo_id: str, *, license: str | None = None, datasets: Sequence[str] = (), **options: Any
+) -> CommitInfo:
+    """Push a detector to the hub; arguments as for `Detector.push_to_hub`.
+
+    Raises:
+        RunError: If it cannot be written, or the hub does not take it.
+    """
+    name = hub.name_of(repo_id, options.get("token"))
+    with tempfile.TemporaryDirectory(prefix="dissensus-") as folder:
+        written = Path(folder) / name.rpartition("/")[2]
+        write(detector, written, name, license=license, datasets=datasets)
+        return hub.push(written, name, replace=FETCHED, **options)
+
+
+def _config(detector: Detector) -> HubDocument:
+    about = detector.backbone_info
+    if about is not None:  # the weights' file name only: its folder is private
+        about = {**about, "weights": Path(about["weights"]).name}
+    return HubDocument(
+        version=__version__,
+        classes=detector.classes,
+        aggregate=detector.aggregate,
+        fingerprint=detector.ensemble.fingerprint,
+        scores=detector.ensemble.score_digests,
+        calibrated=detector.threshold is not None,
+        backbone=None if about is None else BackboneDescription.model_validate(about, strict=False),
+        trained_on=TrainedOn(**detector.trained_on),
+        training=detector.training,
+    )
+
+
+def read(where: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     """Return the arguments of `Detector` from a folder or a hub repository; weights are checked by fingerprint.
+
+    Args:
+        where: The folder, or OWNER/NAME.
+        options: How to fetch it, see `hub.fetch`.
 
     Raises:
         RunError: If there is no detector, or it is damaged.
     """
-    folder = _find(where, revision)
+    folder = _find(where, options)
     if not (folder / CONFIG).is_file():
         raise RunError(
             f"no detector at {where}: the folder has no {CONFIG}; make one with dissensus export RUN --to hub, or read "
@@ -109,6 +182,7 @@ def read(where: str | os.PathLike[str], revision: str | None = None) -> dict[str
         "aggregate": config.aggregate,
         "threshold": threshold,
         "trained_on": config.trained_on.model_dump(),
+        "training": config.training,
     }
 
 
@@ -121,30 +195,13 @@ def _exported() -> Iterator[None]:
         raise RunError(f"{str(error).rpartition(': ')[0]}: {REMEDY}") from error
 
 
-def _find(where: str | os.PathLike[str], revision: str | None) -> Path:
+def _find(where: str | os.PathLike[str], options: Mapping[str, Any]) -> Path:
     name = os.fspath(where)
     if os.path.isdir(name):
         return Path(name)
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+    if not hub.is_repository(name):
         raise RunError(f"no detector at {name}: there is no such folder; give one, or OWNER/NAME on the hub")
-    try:
-        with weights.offline_unless_reachable():
-            return Path(snapshot_download(name, revision=revision, allow_patterns=FETCHED))
-    except Exception as error:  # the network, the hub's client and its cache raise many kinds
-        raise RunError(
-            f"no detector at {name}: there is no such folder, and the hub does not give one ({_reason(error)}); check "
-            "the name and the network"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, LocalEntryNotFoundError):
-        return "it cannot be reached, and its cache has none"
-    if isinstance(error, RevisionNotFoundError):
-        return "the repository has no such revision"
-    if isinstance(error, RepositoryNotFoundError):
-        return "there is no such repository, or it is a private one"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120].rstrip(" .")
+    return hub.fetch(name, FETCHED, **options)
 
 
 def _backbone(folder: Path, about: BackboneDescription, ensemble: Ensemble, classes: tuple[str, ...]) -> Backbone:

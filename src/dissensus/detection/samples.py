@@ -55,6 +55,11 @@ def resolve(samples: Samples) -> Resolved:
     items = samples.tolist() if isinstance(samples, pd.Series) else samples
     if isinstance(items, Sequence) and len(items):
         return _from_list(items)
+    if isinstance(samples, ImageStream):
+        raise DataError("an ImageStream is read in order: use Detector.stream, or extract it first")
+    if hasattr(samples, "column_names"):  # a data set of Hugging Face
+        wrap = "wrap it: ImageSet.from_dataset or ImageStream.from_dataset"
+        raise DataError(f"{KINDS}; got {type(samples).__name__}; {wrap}")
     empty = "an empty " if isinstance(items, Sequence) else ""
     raise DataError(f"{KINDS}; got {empty}{type(samples).__name__}")
 

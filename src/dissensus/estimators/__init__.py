@@ -1,5 +1,8 @@
-"""Estimators that follow scikit-learn's contract."""
+"""Estimators that follow the contracts of scikit-learn and pytorch-ood.
 
-from dissensus.estimators.classifier import DissensusClassifier
+Names are listed in __init__.pyi.
+"""
 
-__all__ = ["DissensusClassifier"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 import pandas as pd
+import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -24,6 +25,7 @@ from dissensus.models.joined import JoinedEnsemble
 ABOUT = ("method", "members", "active", "diversity", "seed", "run")
 COLUMNS = (*ABOUT, "dataset", "family", "role", "aggregate", "score", "metric", "value")
 Protocol = Literal["mask", "vote"]
+FULL_SPECTRUM = "full-spectrum"  # the role of rows that compare an ood set with the id set and the sets inside
 COMBINED = "combined"  # the name of detectors' default combination among the scores of a frame
 
 
@@ -44,7 +46,9 @@ def evaluate(
 
     Args:
         ensemble: the trained members.
-        sets: one id set, and any number of others. Detection metrics compare each shift and ood set with the id set.
+        sets: one id set, and any number of others. Detection metrics compare each shift and ood set with the id set;
+            if shift sets are `inside`, each ood set also with the id set and these: rows of the family with FS, for
+            full spectrum.
         about: method, active, diversity, seed and run (a name) for the frame's first columns.
         classes: names of the classes trained on; labelled sets with other names raise. None: not checked.
         backbone: what the run recorded of the trunk trained on; features of another raise. None: not checked.
@@ -132,6 +136,8 @@ def measure(
         for s in sets
         for row in _rows(s, predictions[s.name], inside)
     ]
+    if shifted := [predictions[s.name] for s in sets if s.role == "shift" and s.inside]:
+        rows += _full_spectrum(sets, predictions, [inside, *shifted])
     frame = pd.DataFrame(rows).assign(**{name: described[name] for name in ABOUT if name != "members"})
     return frame.assign(members=members)[list(COLUMNS)]
 
@@ -203,3 +209,18 @@ def _rows(s: SuiteSet, predictions: Predictions, inside: Predictions) -> list[di
             measured |= metrics.detection(inside.scores[name], values)
         rows += [{"aggregate": "", "score": name, "metric": metric, "value": v} for metric, v in measured.items()]
     return rows
+
+
+def _full_spectrum(
+    sets: Sequence[SuiteSet], predictions: Mapping[str, Predictions], inside: Sequence[Predictions]
+) -> list[dict[str, Any]]:
+    """Detection metrics of the ood sets, compared with all samples of several sets; families end with FS."""
+    pooled = {name: torch.cat([each.scores[name] for each in inside]) for name in inside[0].scores}
+    return [
+        {"dataset": s.name, "family": f"{s.family or s.name} FS", "role": FULL_SPECTRUM}
+        | {"aggregate": "", "score": name, "metric": metric, "value": value}
+        for s in sets
+        if s.role == "ood"
+        for name, id_scores in pooled.items()
+        for metric, value in metrics.detection(id_scores, predictions[s.name].scores[name]).items()
+    ]

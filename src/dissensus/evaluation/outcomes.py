@@ -51,6 +51,7 @@ class Outcome(Document):
         study: its name.
         paper: which table or figure of the paper it is.
         suite: name of the suite it was run on.
+        title: what the page calls the data; "": the suite.
         summary: one line about it.
         tables: its tables.
         curves: its curves.
@@ -69,6 +70,7 @@ class Outcome(Document):
     curves: tuple[Curve, ...] = ()
     examples: Mapping[str, tuple[Example, ...]] = {}
     notes: tuple[str, ...] = ()
+    title: str = ""
 
     @property
     def every_table(self) -> list[Table]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from dissensus._core.cells import from_cells, to_cells
 from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.files import make_folder, replacing
 from dissensus.evaluation import confidence
-from dissensus.evaluation._evaluate import ABOUT, COLUMNS, COMBINED
+from dissensus.evaluation._evaluate import ABOUT, COLUMNS, COMBINED, FULL_SPECTRUM
 from dissensus.evaluation.naming import name_runs
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.functional import metrics
 
 SUFFIXES = (".csv", ".json", ".md", ".tex")
 LABELLED = ("id", "shift", "groups")
-DETECTED = ("shift", "ood")
+DETECTED = ("shift", "ood", FULL_SPECTRUM)
 HEADLINES = (
     COMBINED,
     "gaussian",
@@ -32,9 +32,6 @@ HEADLINES = (
     "pds",
 )  # summaries show the first that was measured
 BASELINES = {"single_max_prob": "single + max softmax", "knn": "single + knn"}  # what users have without an ensemble
-# An ECE above this is worth a line. Networks that are trained for accuracy have 0.02 to 0.1 in distribution, so what is
-# above comes from the settings rather than from the data.
-MISCALIBRATED = 0.1
 DIVERSITY = {"unique": "#unique", "pds": "PDS"}  # scores whose mean says how diverse members are
 
 
@@ -53,7 +50,13 @@ class Measure:
         """The column, as the metric's entry in METRICS describes it."""
         metric = metrics.describe(self.metric)
         heading = self.heading or metric.heading
-        return Column(f"{heading} %" if metric.percent else heading, self.family, metric.better, metric.percent)
+        return Column(
+            f"{heading} %" if metric.percent else heading,
+            self.family,
+            metric.better,
+            metric.percent,
+            warn_above=metric.warn_above,
+        )
 
 
 class Results:
@@ -107,6 +110,11 @@ class Results:
     def value(self, row: str, family: str, metric: str, *, aggregate: str = "", score: str = "") -> Value | None:
         """One value; None where it was not measured."""
         return self._values.get((row, family, metric, aggregate, score))
+
+    @property
+    def _detected(self) -> list[str]:
+        """Families to detect, those of other classes first."""
+        return [*self.families("ood"), *self.families("shift")]
 
     @property
     def headline(self) -> str:
@@ -199,7 +207,7 @@ class Results:
             if (metric := metrics.describe(name)).headline:
                 heading = f"{metric.heading} {score}"
                 measures += [Measure(name, f, score=score, heading=heading) for f in self.families(*DETECTED)]
-        note = " ".join(self.miscalibrated())
+        note = " ".join([*self.miscalibrated(), *self._about_spectrum()])
         return self.table(title, [*measures, *self._diversity()], note=note, baselines=True).without_blanks()
 
     def miscalibrated(self) -> list[str]:
@@ -211,7 +219,7 @@ class Results:
                 self.value(row, self.inside, metric, aggregate="prediction")
                 for metric in ("ece", "mean_confidence", "accuracy")
             )
-            if ece is None or mean is None or accuracy is None or ece.mean <= MISCALIBRATED:
+            if ece is None or mean is None or accuracy is None or ece.mean <= metrics.MISCALIBRATED:
                 continue
             gap = mean.mean - accuracy.mean
             (above if gap > 0 else below)[row] = ece.mean, abs(100 * gap)
@@ -226,6 +234,10 @@ class Results:
                 )
         return sentences
 
+    def _about_spectrum(self) -> list[str]:
+        """What columns of the full spectrum show, if there are any."""
+        return ["FS, full spectrum: ID samples include shifted ones."] if self.families(FULL_SPECTRUM) else []
+
     def quality(self) -> Table:
         """Every metric of answers: how good the ensembles are, alone and together, and how well calibrated."""
         labelled = self.families(*LABELLED)
@@ -234,7 +246,15 @@ class Results:
         measures += [Measure("accuracy", self.inside, "oracle", heading="best member")]
         others = [name for name in self._metrics("answers") if name != "accuracy"]
         measures += [Measure(name, family, "prediction") for name in others for family in labelled]
-        return self.table("Accuracy and calibration", measures).without_blanks()
+        table = self.table("Accuracy and calibration", measures).without_blanks()
+        cells = [(column, cell) for row in table.rows for column, cell in zip(table.columns, row.cells, strict=True)]
+        if not any(column.warns(cell) for column, cell in cells):
+            return table
+        note = (
+            f"⚠ marks an ECE above {metrics.MISCALIBRATED}: confidence and accuracy differ by more than "
+            f"{metrics.MISCALIBRATED:.0%} on average."
+        )
+        return replace(table, note=note)
 
     def by_aggregate(self) -> Table:
         """Accuracy of every aggregate."""
@@ -246,15 +266,15 @@ class Results:
     def detection(self, score: str) -> Table:
         """Every detection metric of one score, beside the id accuracy."""
         names = self._metrics("detection")
-        measures = [Measure(name, family, score=score) for name in names for family in self.families(*DETECTED)]
+        measures = [Measure(name, family, score=score) for name in names for family in self._detected]
         described = [metrics.describe(name) for name in names]
-        note = " ".join(f"{metric.heading}: {metric.summary}" for metric in described)
-        shown = [*self._id_accuracy(), *measures]
+        note = " ".join([*(f"{metric.heading}: {metric.summary}" for metric in described), *self._about_spectrum()])
+        shown = [*measures, *self._id_accuracy()]
         return self.table(f"OOD detection by {score}", shown, note=note, baselines=True).without_blanks()
 
     def by_score(self, names: Sequence[str]) -> Table:
         """AUROC of every score."""
-        measures = {name: [Measure("auroc", f, score=name) for f in self.families(*DETECTED)] for name in names}
+        measures = {name: [Measure("auroc", f, score=name) for f in self._detected] for name in names}
         return self._crossed("All scores", "score", measures)
 
     def _crossed(self, title: str, head: str, measures: Mapping[str, Sequence[Measure]], note: str = "") -> Table:

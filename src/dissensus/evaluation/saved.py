@@ -19,7 +19,7 @@ from dissensus._core import digests, documents, tensors
 from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import RunError
 from dissensus._core.files import make_folder
-from dissensus.evaluation import results
+from dissensus.evaluation import results, score_files
 from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
 from dissensus.evaluation.examples import Example, find_examples
 from dissensus.evaluation.predictions import Predictions
@@ -60,6 +60,7 @@ class EvaluationDocument(Document):
     sets: tuple[SavedSet, ...]
     results: Sha256  # of results.csv
     inputs: str = ""
+    title: str = ""  # what the page calls the data; "": the suite
 
     @field_validator("sets")
     @classmethod
@@ -106,6 +107,8 @@ def evaluate_run(
     protocol: Protocol = "mask",
     keep: Literal["predictions", "values", "nothing"] = "predictions",
     inputs: str = "",
+    scores: tuple[Path, str, str | None] | None = None,
+    title: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
     """Evaluate a trained run, keep what was measured in its folder, and return the frame of `evaluate`.
@@ -114,9 +117,12 @@ def evaluate_run(
     hand.
 
     Args as for `evaluate`, and:
-        suite, summary: name of the suite that the sets belong to, and a line about it.
+        suite, summary, title: name of the suite that the sets belong to, a line about it, and what to call the data if
+            that has another name.
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
+        scores: a new folder for score files, their format, and which score, None being that of tables; see
+            `score_files`. None: they are not written.
     """
     classes, backbone = run.settings["classes"], run.settings.get("backbone")
     predictions = predict_sets(
@@ -124,10 +130,23 @@ def evaluate_run(
         pretrained=pretrained_tail(ensemble, backbone, classes), protocol=protocol, progress=progress,
     )  # fmt: skip
     frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
+    if scores is not None:
+        out, form, score = scores
+        score_files.write(out, sets, predictions, score or results.Results(frame).headline, form)
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
         with writing_run(run.folder):
-            save(run.folder, frame, sets, shown, suite=suite, summary=summary, classes=classes, inputs=inputs)
+            save(
+                run.folder,
+                frame,
+                sets,
+                shown,
+                suite=suite,
+                summary=summary,
+                title=title,
+                classes=classes,
+                inputs=inputs,
+            )
         loggers.add(run.folder, _headlines(frame))
     return frame
 
@@ -149,6 +168,7 @@ def save(
     classes: Sequence[str],
     summary: str = "",
     inputs: str = "",
+    title: str = "",
 ) -> None:
     """Write an evaluation into a run folder, in place of a former one; `predictions` by name, of some sets or none."""
     folder = run / FOLDER
@@ -182,6 +202,7 @@ def save(
         sets=tuple(saved),
         results=digests.of_file(folder / RESULTS),
         inputs=inputs,
+        title=title,
     )
     documents.write(folder / DOCUMENT, document)
 

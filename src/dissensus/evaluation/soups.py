@@ -15,6 +15,7 @@ from dissensus.evaluation.predictions import batch_size
 from dissensus.features import FeatureSet
 from dissensus.functional import aggregates
 from dissensus.functional.aggregates import Aggregate, Mixture
+from dissensus.functional.checks import widest
 from dissensus.functional.soups import shares
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
@@ -164,14 +165,15 @@ class _Kitchen:
         total, device = torch.zeros((), dtype=torch.float64), next(self.ensemble.parameters()).device
         for x, rows in self.held_out.batches(self.rows):
             logits = functional_call(self._template, leaves, (x.to(device),))
-            summed = nn.functional.cross_entropy(logits.double(), self.labels[rows].to(device), reduction="sum")
+            labels = self.labels[rows].to(device)
+            summed = nn.functional.cross_entropy(logits.to(widest(device)), labels, reduction="sum")
             total += summed.detach().cpu()
             if differentiate:
                 gradients = torch.autograd.grad(summed, [leaves[name] for name in learned])
                 slopes = [slope + gradient for slope, gradient in zip(slopes, gradients, strict=True)]
         if differentiate:  # a linear function of the mixed tensors that has these gradients
             total = total + sum(
-                ((mixed[name] - leaves[name].detach()) * slope).sum().double().cpu()
+                ((mixed[name] - leaves[name].detach()) * slope).sum().cpu().double()
                 for name, slope in zip(learned, slopes, strict=True)
             )
         return total / len(self.labels)

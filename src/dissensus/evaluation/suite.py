@@ -25,6 +25,7 @@ class SuiteSet:
         family: the column of tables that several sets share, such as all corruptions of one severity; "": its own.
         subset: the classes that occur, where those are a part of the tail's; labels stay tail classes.
         images: row by row the images that the features are of, to look at.
+        inside: of a shift set: it counts as in distribution where OOD sets are detected in the full spectrum.
     """
 
     name: str
@@ -33,6 +34,7 @@ class SuiteSet:
     family: str = ""
     subset: tuple[int, ...] | None = None
     images: ImageSet | None = None
+    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Suite:
     Attributes:
         name: of the suite.
         summary: one line about it.
+        title: what reports call the data; "": the name.
         train: labelled training set.
         sets: to evaluate on; exactly one has the role id.
         held_out: labelled, for choices made before the test: soups, thresholds.
@@ -61,6 +64,7 @@ class Suite:
     pool: FeatureSet | None = None
     labels: FeatureSet | None = None
     train_images: ImageSet | None = None
+    title: str = ""
 
     @property
     def disagree_on(self) -> FeatureSet | None:

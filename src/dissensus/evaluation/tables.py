@@ -61,6 +61,7 @@ class Column:
         better: "higher", "lower", or "" where no value is better than another.
         percent: show a share in percent.
         digits: decimals of values that are not in percent.
+        warn_above: HTML marks values above this with a warning sign; None: none.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = Part.model_config
@@ -70,6 +71,7 @@ class Column:
     better: Better = "higher"
     percent: bool = False
     digits: Annotated[int, Field(ge=0, le=12)] = 3
+    warn_above: float | None = None
 
     @property
     def title(self) -> str:
@@ -83,6 +85,10 @@ class Column:
         scale, digits = (100, 1) if self.percent else (1, self.digits)
         mean = f"{scale * value.mean:.{digits}f}"
         return mean if value.count < 2 else f"{mean} ± {scale * value.deviation:.{digits}f}"
+
+    def warns(self, value: Value | None) -> bool:
+        """Whether the value is above `warn_above`."""
+        return value is not None and self.warn_above is not None and value.mean > self.warn_above
 
 
 @dataclass(frozen=True)

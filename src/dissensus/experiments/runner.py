@@ -141,8 +141,8 @@ def measure_run(
         if not ensemble.fitted:  # a run of which only the values were kept
             fit_scores(ensemble, suite.train)
         frame = saved.evaluate_run(
-            run, ensemble, suite.sets, suite=suite.name, summary=suite.summary, held_out=suite.held_out, keep=keep,
-            inputs=_inputs(suite), progress=progress,
+            run, ensemble, suite.sets, suite=suite.name, summary=suite.summary, title=suite.title,
+            held_out=suite.held_out, keep=keep, inputs=_inputs(suite), progress=progress,
         )  # fmt: skip
     # a threshold that is there already may be the user's
     if calibrate and can_calibrate(suite) and not (folder / threshold.DOCUMENT).exists():
@@ -181,7 +181,7 @@ def can_calibrate(suite: Suite) -> bool:
 def _inputs(suite: Suite) -> str:
     """A digest of what the values of a run depend on besides the run."""
     held_out = None if suite.held_out is None else suite.held_out.fingerprint
-    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] for s in suite.sets]
+    sets = [[s.name, s.role, s.family, s.features.fingerprint, s.subset] + [True] * s.inside for s in suite.sets]
     measured = [sorted(names) for names in (scores.SCORES, metrics.METRICS, aggregates.AGGREGATES)]
     return digest([__version__, sets, held_out, measured, expressions.DEFAULT_SCORE])
 

@@ -28,8 +28,8 @@ MARK = "dissensus"  # the metadata key of files written here
 class Written(NamedTuple):
     """What an export wrote."""
 
-    path: Path
-    usage: str  # what can be done with it, to follow "wrote PATH"
+    path: Path | None  # None if it is on the hub alone
+    usage: str  # what can be done with it, to follow "wrote PATH"; or where it was pushed to
     code: str = ""  # the code that loads it
     uncalibrated: bool = False  # whether verdicts are missing because the run is not calibrated
 
@@ -51,13 +51,13 @@ def register(name: str) -> Callable[[_F], _F]:
     return add
 
 
-def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Written:
+def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None, **options: Any) -> Written:
     """Write a run for use elsewhere.
 
     Args:
         run: A run folder.
         to: The target, a name in `EXPORTS`.
-        out: The file or folder to write.
+        out: The file or folder to write; None: none, if the target pushes to the hub.
         options: Options of the target; those that are None are left out.
 
     Raises:
@@ -69,8 +69,13 @@ def export(run: str | os.PathLike[str], to: str, out: str | os.PathLike[str], **
     for name in given:
         if name not in known:
             raise DissensusError(f"--{name} is not an option of --to {to}: leave it out")
+    if out is None and "push" not in given:
+        pushing = ", or --push OWNER/NAME" if "push" in known else ""
+        raise DissensusError(f"--to {to} writes a file or folder; got no --out: add --out PATH{pushing}")
     opened = Run.open(run)
     opened.check_single("export writes one backbone")
+    if out is None:
+        return target(opened, None, **given)
     with writing(out):
         return target(opened, place(out), **given)
 

@@ -52,7 +52,7 @@ class ShardFile:
                 raise ValueError(f"it holds {kind} {whole}")
             self._start = file.tell()
             self._file = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._file)
+        self._close = weakref.finalize(self, os.close, self._file)
         self._rows, self._shape, self._dtype, self._keep = rows, shape, dtype, keep
         self._row_bytes = dtype.itemsize * math.prod(shape)
         self._values: Array | None = None  # all rows
@@ -73,6 +73,11 @@ class ShardFile:
             self._values = self._runs([0, self._rows], [0])
             return self._values[rows]
         return self._runs([*starts.tolist(), len(rows)], rows[starts].tolist())
+
+    def load(self) -> None:
+        """Read all rows and close the file, so that it can be removed on any system."""
+        self._values = self._runs([0, self._rows], [0])
+        self._close()
 
     def _runs(self, cuts: list[int], firsts: list[int]) -> Array:
         """Return runs of rows one after the other: run i goes to cuts[i] to cuts[i + 1], and begins with firsts[i]."""

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 OPEN = 256  # shards that are open at once; Linux allows 1,024 files per process by default
 KEPT = 2**27  # bytes of a set that may be kept in memory; larger ones are read row by row, whatever the order
+REMOVES_OPEN_FILES = os.name == "posix"  # elsewhere shards at URLs are held in memory, at most KEPT bytes of them
 COPIES = 2**33  # bytes of shards at URLs that are kept as temporary files at once
 WHOLE_SHARE = 0.5  # of a shard's rows; if as many are read, a shard at a URL is copied as a whole
 CODES = 128  # shards whose labels or groups are kept in memory
@@ -102,8 +103,9 @@ class Folder:
             for kind, names in (("label", index.classes), ("group", index.group_names)):
                 if len(self._lookup[kind]) < len(names):
                     self._lookup[kind] = {f"{i}: {name}": i for i, name in enumerate(names)}
-        most = OPEN if not is_remote(folder) else max(1, min(OPEN, COPIES // max(index.shards.bytes)))
-        self._by_range = is_remote(folder) and sum(index.shards.bytes) > COPIES  # more than can be kept as copies
+        copies = COPIES if REMOVES_OPEN_FILES else KEPT
+        most = OPEN if not is_remote(folder) else max(1, min(OPEN, copies // max(index.shards.bytes)))
+        self._by_range = is_remote(folder) and sum(index.shards.bytes) > copies  # more than can be kept as copies
         self._keep = sum(index.shards.bytes) <= KEPT
         self._open = _Recent[ShardFile](most)
         self._known = _Recent[NDArray[np.int64]](CODES)
@@ -143,7 +145,10 @@ class Folder:
             _shards.check_size(path, file.stat().st_size, shards.bytes[number])
             if self._recorded:
                 digests.verify(path, shards.sha256[number], remedy=_shards.REMEDY, copy=file)
-            return ShardFile(file, shards.rows[number], self.shape, self.dtype, keep=self._keep)
+            shard = ShardFile(file, shards.rows[number], self.shape, self.dtype, keep=self._keep)
+            if is_remote(path) and not REMOVES_OPEN_FILES:
+                shard.load()
+            return shard
 
     def expect(self, ranges: Sequence[range]) -> None:
         if is_remote(self.folder) or not hasattr(os, "posix_fadvise"):

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dissensus._core.errors import DataError, ShapeError
 
+WITHOUT_FLOAT64 = {"mps"}  # types of devices on which a tensor of float64 raises; mps is Apple's
+
 
 def check_logits(logits: Tensor, *, members: int = 1) -> None:
     """Raise if logits are not floating point (M, B, C) with M >= `members` and C >= 2 classes.
@@ -43,5 +45,11 @@ def full_precision(logits: Tensor) -> Tensor:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The dtype to add up many values in: float64, or float32 on Apple's mps, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    """The dtype to add up many values in: float64, or float32 on a device of `WITHOUT_FLOAT64`."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """Return values on a device; float64 becomes float32 where there is none."""
+    dtype = widest(device) if values.dtype == torch.float64 else values.dtype
+    return values.to(device, dtype)

@@ -75,8 +75,8 @@ def fit_correction(
     if z.shape[1] > B:  # W lies in the span of the samples: optimise over B numbers per class instead of D
         basis, triangle = torch.linalg.qr(z.T)
         z = triangle.T
-    x, base, one_hot = z.numpy(), offset.double().cpu().numpy(), np.eye(C)[labels.cpu().numpy()]
-    weight = np.ones(B) if sample_weight is None else sample_weight.double().cpu().numpy()
+    x, base, one_hot = z.numpy(), offset.cpu().double().numpy(), np.eye(C)[labels.cpu().numpy()]
+    weight = np.ones(B) if sample_weight is None else sample_weight.cpu().double().numpy()
 
     def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         W = flat.reshape(C, -1)
@@ -102,7 +102,7 @@ def fit_weights(logits: Tensor, labels: Tensor, start: float, pull: float = 1.0)
         start: The weight of every member without labels.
         pull: How strongly weights are drawn to it.
     """
-    z = logits.double().cpu().numpy()
+    z = logits.cpu().double().numpy()
     one_hot = np.eye(z.shape[-1])[labels.cpu().numpy()]
 
     def loss(a: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

@@ -35,6 +35,10 @@ from dissensus._core.registry import Registry
 
 FALSE_ALARMS = 0.05
 """Share of ID samples above the detection threshold unless stated otherwise: FPR95, reports, default detectors."""
+# Networks that are trained for accuracy have an ECE of 0.02 to 0.1 in distribution, so what is above comes from the
+# settings rather than from the data.
+MISCALIBRATED = 0.1
+"""An ECE above this is marked in tables and worth a line."""
 
 Function = Callable[..., float | None]
 Better = Literal["higher", "lower", ""]
@@ -56,6 +60,7 @@ class Metric:
         heading: its name in column headings.
         better: "higher", "lower", or "" where neither is better.
         percent: whether it is a share, shown in percent.
+        warn_above: tables mark values above this; None: no value is a warning.
         headline: whether the short table of `evaluate` shows it; reports show all metrics.
     """
 
@@ -64,6 +69,7 @@ class Metric:
     better: Better = ""
     percent: bool = False
     headline: bool = True
+    warn_above: float | None = None
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -86,7 +92,12 @@ METRICS: Registry[Metric] = Registry("metric")
 
 
 def register(
-    *, heading: str, better: Better = "", percent: bool = False, headline: bool = True
+    *,
+    heading: str,
+    better: Better = "",
+    percent: bool = False,
+    headline: bool = True,
+    warn_above: float | None = None,
 ) -> Callable[[Function], Function]:
     """Add the decorated function to METRICS under its name; for the arguments see `Metric`."""
 
@@ -95,7 +106,7 @@ def register(
         if not inputs or not any(inputs <= names for names in INPUTS.values()):
             known = "; or ".join(", ".join(sorted(names)) for names in INPUTS.values())
             raise DissensusError(f"a metric's parameters must be among {known}; got {', '.join(sorted(inputs))}")
-        METRICS.add(function.__name__, Metric(function, heading, better, percent, headline))
+        METRICS.add(function.__name__, Metric(function, heading, better, percent, headline, warn_above))
         return function
 
     return add
@@ -147,7 +158,7 @@ def brier(squared_error: Tensor) -> float:
     return float(squared_error.mean())
 
 
-@register(heading="ECE", better="lower", headline=False)
+@register(heading="ECE", better="lower", headline=False, warn_above=MISCALIBRATED)
 def ece(confidence: Tensor, correct: Tensor) -> float:
     """Expected calibration error of the predicted class, l1 over torchmetrics' 15 equal bins, in [0, 1]."""
     from torchmetrics.functional.classification import binary_calibration_error
@@ -174,8 +185,8 @@ def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
 def fpr95(id_scores: Tensor, ood_scores: Tensor) -> float:
     """Share of OOD samples accepted as ID at the lowest threshold that accepts at least 95% of the ID samples.
 
-    A sample is accepted if its score is at or below the threshold. (FPR at 95% TPR with ID as the positives, as
-    OpenOOD and most papers report it.)
+    A sample is accepted if its score is at or below the threshold. This is the FPR at 95% TPR with ID as the positives,
+    as in most papers; OpenOOD v1.5 and pytorch-ood take OOD as the positives: see `evaluation.score_files`.
     """
     return float((ood_scores <= threshold(id_scores)).double().mean())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 
 from dissensus._core.errors import DataError
@@ -30,7 +29,7 @@ def list_path(where: PathLike, unlabelled: bool, base: PathLike | None, columns:
     if is_stream(where):
         raise DataError(f"images are found by one path or URL; {where} is a pattern of shards: use ImageStream.find")
     folder = _is_folder(where)
-    suffix = "" if folder else posixpath.splitext(where)[1].lower()
+    suffix = "" if folder else os.path.splitext(where)[1].lower()
     if suffix not in TABLES and columns != Columns():
         raise DataError(
             f"columns are those of a table ({' '.join(TABLES)}); {where} is none: leave the column options out"

@@ -104,7 +104,7 @@ class TarShards:
         from webdataset.tariterators import group_by_keys
 
         path = self.names[shard]
-        prefix = f"{posixpath.basename(path)}/" if len(self.names) > 1 else ""  # as in an `ImageSet` of several tars
+        prefix = f"{os.path.basename(path)}/" if len(self.names) > 1 else ""  # as in an `ImageSet` of several tars
         try:
             with ExitStack() as stack:
                 # Errors of storage only, not of the code that uses the samples: a generator does not see those.

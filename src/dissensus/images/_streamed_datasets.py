@@ -54,7 +54,7 @@ class DatasetShards:
         whole = len(self.names) == 1
         items = self.dataset if whole else self.dataset.shard(num_shards=len(self.names), index=shard)
         try:
-            for i, item in enumerate(items):
+            for i, item in enumerate(_rows(items)):
                 yield self._sample(f"{self.names[shard]}/{i}", item)
         except DissensusError:
             raise
@@ -79,6 +79,15 @@ class DatasetShards:
         except BadImage as error:
             return Streamed(name, None, str(error), text, "")
         return Streamed(name, image, None, text, digest)
+
+
+def _rows(dataset: Any) -> Iterator[Any]:
+    """Iterate over all rows, in a worker of a DataLoader too: there, `iter` of Hugging Face returns a part of them."""
+    if not hasattr(dataset, "_ex_iterable"):
+        yield from dataset
+        return
+    for batch in dataset.iter(batch_size=1):
+        yield {name: values[0] for name, values in batch.items()}
 
 
 def _identity(dataset: Any) -> str:

@@ -117,7 +117,7 @@ def list_tars(paths: Sequence[PathLike], unlabelled: bool) -> Listing:
     starts, bad = [0], dict[int, str]()
     for path in tars:
         contents = _read(path, unlabelled)
-        prefix = f"{posixpath.basename(path)}/" if len(tars) > 1 else ""
+        prefix = f"{os.path.basename(path)}/" if len(tars) > 1 else ""
         for member in contents.images:
             names.add(prefix + member.name)
             folders.add(posixpath.dirname(member.name))

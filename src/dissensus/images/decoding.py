@@ -25,6 +25,8 @@ SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif",
     ".heic", ".heif",
 )  # fmt: skip
+"""What the names of image files end with."""
+
 # those of the suffixes; Pillow reads more, and for one of them, EPS, starts another program
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dissensus._core.errors import DataError, some
+from dissensus._core.places import is_url
 from dissensus.functional import arrays
 from dissensus.functional.arrays import Values
 from dissensus.images._datasets import list_arrays, list_dataset
@@ -194,6 +195,13 @@ class ImageSet:
         """
         image, digest = self._reader.load(self.names[i], int(self._places[i]), int(self._sizes[i]))
         return shrink(image, self._shorter), digest
+
+    def missing(self) -> Codes:
+        """Return the indices of images whose local file is not there; none for images elsewhere, as at URLs."""
+        if not isinstance(self._reader, Files):
+            return np.zeros(0, np.int64)
+        unknown = np.flatnonzero(self._sizes < 0)
+        return np.array([i for i in unknown.tolist() if not is_url(str(self.path(i)))], np.int64)
 
     def path(self, i: int) -> str | None:
         """Return the absolute path or URL of image `i`; None if it is not a file of its own, as in a tar."""

@@ -239,7 +239,7 @@ def part_folders(folder: Path) -> dict[str, Path]:
 
 def _name(part: Path, folder: Path) -> str:
     """Return how joined.json in `folder` names a part: relative if both are on one file system, under one root."""
-    if not is_remote(part) and not is_remote(folder):
+    if not is_remote(part) and not is_remote(folder) and part.resolve().anchor == folder.resolve().anchor:
         return Path(os.path.relpath(part.resolve(), folder.resolve())).as_posix()
     if is_remote(part) and is_remote(folder):
         (theirs, at), (ours, start) = filesystem(part.resolve()), filesystem(folder.resolve())

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from dissensus.functional.metrics import FALSE_ALARMS
+from dissensus.functional.metrics import FALSE_ALARMS, MISCALIBRATED
 from dissensus.report import svg
 from dissensus.report.numbers import Array, Histogram, Reliability, Roc
 from dissensus.report.svg import Axis, Plot
 
 MARKED = 25  # lines with at most this many points show markers
+FINE = 20  # members beyond which the cells of a heat map touch
+OVER = 0.7  # share from which the ground of a cell is dark enough for light figures
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ def histogram(title: str, score: str, data: Histogram, inside: str, other: str, 
     edges = data.edges
     top = max(float(data.shares[inside].max()), float(data.shares[other].max()))
     ticks = tuple((v / 100, f"{v}%") for v in (0, 1, 5, 10, 20, 40, 60, 80, 100) if v / 100 <= top * 1.3 or v < 5)
-    y = Axis("share of samples (root scale)", 0, max(ticks[-1][0], top), ticks, "sqrt")
-    plot = Plot(svg.tight_axis(score, float(edges[0]), float(edges[-1])), y)
+    y = Axis("share of samples", 0, max(ticks[-1][0], top), ticks, "sqrt")
+    plot = Plot(svg.tight_axis(f"{score} (right: more OOD)", float(edges[0]), float(edges[-1])), y)
     plot.line(_steps(edges, data.shares[inside]), 0, shape="area")
     plot.line(_steps(edges, data.shares[other]), 1, shape="outline")
     plot.line([(limit, 0), (limit, y.high)], 0, shape="guide")
@@ -59,7 +61,7 @@ def histogram(title: str, score: str, data: Histogram, inside: str, other: str, 
         if data.shares[inside][i] or data.shares[other][i]
     )
     legend = ((svg.swatch(0, "area"), inside), (svg.swatch(1, "line"), other))
-    note = f"{caught:.1%} of {other} above the line at {limit:.4g}"
+    note = f"{caught:.1%} of {other} are above the line at {limit:.4g}"
     return Chart(title, plot.svg(label), legend, (score, f"{inside} %", f"{other} %"), rows, note)
 
 
@@ -88,7 +90,9 @@ def rocs(title: str, curves: Mapping[str, Roc]) -> Chart:
         for number, (name, curve) in enumerate(curves.items(), start=1)
     )
     heads = ("set", "AUROC", *(f"caught % at {share:.0%}" for share in shown))
-    return Chart(title, plot.svg(label), legend, heads, rows, "numbers: area under the curve; 0.5 is guessing")
+    return Chart(
+        title, plot.svg(label), legend, heads, rows, "Beside each name: the area under its curve; 0.5 is guessing."
+    )
 
 
 def reliability(title: str, curves: Mapping[str, Reliability]) -> Chart:
@@ -100,6 +104,7 @@ def reliability(title: str, curves: Mapping[str, Reliability]) -> Chart:
         plot.line(points, number)
         for x, y in points:
             plot.marker(x, y, number)
+    far = [name for name, curve in curves.items() if curve.error > MISCALIBRATED]
     rows = tuple(
         (name, f"{100 * x:.1f}", f"{100 * y:.1f}", f"{n:.0f}")
         for name, curve in curves.items()
@@ -107,11 +112,13 @@ def reliability(title: str, curves: Mapping[str, Reliability]) -> Chart:
     )
     words = ", ".join(f"{name} {curve.error:.3f}" for name, curve in curves.items())
     legend = tuple(
-        (svg.swatch(number, "marked"), f"{name}, ECE {curve.error:.3f}")
+        (svg.swatch(number, "marked"), f"{name}, ECE {curve.error:.3f}{' ⚠ high' if name in far else ''}")
         for number, (name, curve) in enumerate(curves.items())
     )
     heads = ("set", "confidence %", "accuracy %", "samples")
-    note = "below the diagonal: overconfident"
+    note = "Below the diagonal: overconfident; above: underconfident." + (
+        f" ⚠ marks an ECE above {MISCALIBRATED}." if far else ""
+    )
     return Chart(title, plot.svg(f"{title}. Expected calibration error: {words}."), legend, heads, rows, note)
 
 
@@ -123,11 +130,14 @@ def heat_map(title: str, shares: Array) -> Chart:
     for (i, j), share in np.ndenumerate(shares):
         place = f"M{left + j * cell:.1f} {top + i * cell:.1f}h{cell:.1f}v{cell:.1f}h{-cell:.1f}z"
         levels.setdefault(min(10, int(share * 10)), []).append(place)
-    body = "".join(f'<path class="heat h{level}" d="{"".join(cells)}"/>' for level, cells in sorted(levels.items()))
+    fine = " fine" * (count > FINE)
+    body = "".join(
+        f'<path class="heat{fine} h{level}" d="{"".join(cells)}"/>' for level, cells in sorted(levels.items())
+    )
     if count <= 10:
         for (i, j), share in np.ndenumerate(shares):
             x, y = left + (j + 0.5) * cell, top + (i + 0.5) * cell + 4
-            body += svg.text(x, y, f"{100 * share:.0f}", kind="over" if share >= 0.5 else "under")
+            body += svg.text(x, y, f"{100 * share:.0f}", kind="over" if share >= OVER else "under")
     every = max(1, count // 10)
     for i in range(0, count, every):
         middle = (i + 0.5) * cell
@@ -139,23 +149,27 @@ def heat_map(title: str, shares: Array) -> Chart:
     words = (
         f"Two members predict the same class for {pairs.mean():.1%} on average ({pairs.min():.1%} to {pairs.max():.1%})"
     )
-    return Chart(title, svg.frame(svg.WIDTH, top + size + 38, f"{title}. {words}.", body), note=words + ".")
+    scale = () if count <= 10 else tuple((svg.cell(level), f"{10 * level}") for level in (0, 2, 4, 6, 8, 10))
+    return Chart(title, svg.frame(svg.WIDTH, top + size + 40, f"{title}. {words}.", body), scale, note=words + ".")
 
 
 def bars(title: str, x_name: str, values: Mapping[str, float], *, low: float = 0.0) -> Chart:
     """Horizontal bars, the value written at each."""
-    height, left, right = 26, 110, 44
-    axis = svg.axis(x_name, low, max([*values.values(), low + 1e-9]))
+    height, right = 26, 48
+    left = min(150.0, 14 + 6.4 * max(map(len, values)))
+    axis = svg.axis(x_name, low, max([*values.values(), low + 1e-9]), wish=3)
     width = svg.WIDTH - left - right
     body = ""
     for number, (name, value) in enumerate(values.items()):
         y, length = number * height + 4, axis.share(value) * width
-        shown = name if len(name) <= 17 else name[:16] + "…"
+        shown = name if len(name) <= 21 else name[:20] + "…"
         body += svg.text(left - 6, y + 14, shown, "end")
-        body += f'<rect class="bar s{min(number, 1)}" x="{left}" y="{y}" width="{length:.1f}" height="{height - 8}"/>'
+        body += (
+            f'<rect class="bar s{min(number, 1)}" x="{left:.1f}" y="{y}" width="{length:.1f}" height="{height - 8}"/>'
+        )
         body += svg.text(left + length + 5, y + 14, f"{value:.3f}", "start")
     bottom = len(values) * height + 4
-    body += f'<path class="axis" d="M{left} 0V{bottom}H{left + width}"/>'
+    body += f'<path class="axis" d="M{left:.1f} 0V{bottom}H{left + width:.1f}"/>'
     for tick, name in axis.ticks:
         px = left + axis.share(tick) * width
         body += f'<path class="grid" d="M{px:.1f} {bottom}v4"/>'
@@ -175,7 +189,12 @@ def lines(title: str, x_name: str, y_name: str, drawn: Sequence[Line], *, table:
     known = [v for line in drawn for v in _ends(line)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     y = svg.log_axis(y_name, low, high) if low > 0 and high > 50 * low else svg.axis(y_name, low, high)
-    plot = Plot(svg.places_axis(x_name, xs) if uneven else svg.tight_axis(x_name, xs[0], xs[-1]), y)
+    plot = Plot(
+        svg.places_axis(x_name, xs)
+        if uneven
+        else svg.tight_axis(x_name, xs[0], xs[-1], whole=all(x == int(x) for x in xs)),
+        y,
+    )
     for number, line in enumerate(drawn):
         there = [(i, place[x], v) for i, (x, v) in enumerate(zip(line.x, line.y, strict=True)) if v is not None]
         if line.deviation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from dissensus._core.files import make_folder, replacing
 from dissensus.detection.false_alarms import FalseAlarms
 from dissensus.evaluation.outcomes import Curve, Outcome
 from dissensus.evaluation.results import BASELINES, DETECTED, HEADLINES, Results
-from dissensus.functional import scores
-from dissensus.report import charts, gallery, reproduce, runs, summary, watching
+from dissensus.evaluation.tables import Table
+from dissensus.functional import metrics, scores
+from dissensus.report import charts, dots, gallery, lead, reproduce, runs, summary, watching
 from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
 from dissensus.training import loggers
 
+DETECTION = tuple(metric.heading for metric in metrics.METRICS.values() if metric.kind == "detection")
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
 
 
@@ -51,6 +53,7 @@ def write_page(
     album = gallery.Album()
     context: dict[str, Any] = {
         "suite": sources.suite,
+        "title": sources.title,
         "score": score,
         "left_out": sources.left_out,
         "others": others or {},
@@ -118,7 +121,7 @@ def _of_runs(sources: Sources, score: str, album: gallery.Album) -> dict[str, An
         "summaries": {
             name: {
                 "warnings": summaries.warnings(),
-                "lead": summaries.lead(name),
+                "lead": lead.sentences(summaries, name),
                 "brackets": summaries.brackets(),
                 "cards": summaries.cards(name),
                 "table": summaries.table(name),
@@ -151,8 +154,16 @@ def _study(outcome: Outcome, album: gallery.Album) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "curves": [_curve(curve) for curve in outcome.curves if curve.x and curve.lines],
+        "tables": [(table, dots.of_table(table)) for table in map(_detection_first, outcome.tables)],
         "examples": {heading: album.tiles(group) for heading, group in outcome.examples.items()},
     }
+
+
+def _detection_first(table: Table) -> Table:
+    """The table with its columns of detection in front, where a narrow screen shows them."""
+    order = sorted(range(len(table.columns)), key=lambda j: not table.columns[j].group.startswith(DETECTION))
+    rows = tuple(replace(row, cells=tuple(row.cells[j] for j in order)) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[j] for j in order), rows=rows)
 
 
 def _curve(curve: Curve) -> Chart:

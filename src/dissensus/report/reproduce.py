@@ -11,9 +11,9 @@ from typing import Any
 
 from dissensus._core.errors import DissensusError
 from dissensus._core.options import combine, given
-from dissensus.adaptation import runs
 from dissensus.models import tails
 from dissensus.report.sources import EvaluatedRun
+from dissensus.training import adaptation as adaptations
 from dissensus.training.methods import METHODS
 from dissensus.training.options import FULL_BYTES, MEMBERS, Hyperparameters, Settings, Task, TrainOptions
 from dissensus.training.run import Run
@@ -50,7 +50,7 @@ def commands(entry: EvaluatedRun) -> list[str]:
 
 def _made(run: Run) -> str:
     """The command that trained or adapted a run."""
-    adaptation = runs.read(run)
+    adaptation = adaptations.read(run)
     if adaptation is not None:
         by = "" if adaptation.by == "auto" else f"--by {adaptation.by} "
         made = [f"dissensus adapt {shlex.quote(adaptation.run or 'RUN')} --labelled LABELLED {by}".rstrip()]

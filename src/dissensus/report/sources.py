@@ -38,6 +38,12 @@ class Sources:
     outcomes: tuple[Outcome, ...] = ()
     left_out: tuple[str, ...] = ()  # runs that have not been evaluated
 
+    @property
+    def title(self) -> str:
+        """What to call the data: the suite's name, or that of the user's folder."""
+        titles = [entry.evaluation.about.title for entry in self.runs] + [outcome.title for outcome in self.outcomes]
+        return next(filter(None, titles), self.suite)
+
 
 def gather(paths: Sequence[str | Path]) -> Sources:
     """Read run folders, folders of run folders and study folders.

@@ -13,6 +13,7 @@ from dissensus.functional.metrics import FALSE_ALARMS
 from dissensus.report import numbers
 from dissensus.report.runs import Facts
 
+EACH = 3  # families that a sentence names one by one
 FAR = 0.05  # members so far below their ensemble deserve a warning
 Valued = Callable[[str, str], Value | None]  # row, family -> value
 
@@ -43,7 +44,7 @@ class Summary:
         return Value.of(f.above[score, family] for f in self.by_row[row] if (score, family) in f.above)
 
     def table(self, score: str) -> Table:
-        """Everything in one row per method."""
+        """Everything in one row per method, what is caught first."""
         results, inside = self.results, self.results.inside
         measures = [Measure("accuracy", family, "prediction") for family in results.families("id", "shift", "groups")]
         accuracy = results.table("", [*measures, Measure("accuracy", inside, "members", heading="members")])
@@ -52,14 +53,14 @@ class Summary:
         columns += [Column("shift flagged %", family, "", percent=True) for family in shifted]
         columns += [Column("false alarms %", inside, "", percent=True)] if columns else []
         rows = [
-            Row(row.names, (*row.cells, *(self.caught(row.names[0], score, column.name) for column in columns)))
+            Row(row.names, (*(self.caught(row.names[0], score, column.name) for column in columns), *row.cells))
             for row in accuracy.rows
         ]
         rows += self._baselines(accuracy.columns, columns)
         note = (
             f"A score of few values, such as #unique, may raise fewer false alarms than the {FALSE_ALARMS:.0%} allowed."
         )
-        title, columns = f"At a glance, by {score}", [*accuracy.columns, *columns]
+        title, columns = f"At a glance, by {score}", [*columns, *accuracy.columns]
         return Table(title, ("method",), tuple(columns), tuple(rows), note if outside or shifted else "")
 
     def _baselines(self, accuracy: Sequence[Column], columns: Sequence[Column]) -> list[Row]:
@@ -67,7 +68,7 @@ class Summary:
         results, single = self.results, self.results.single
         alone = tuple(results.accuracy(single, column.name, "members") for column in accuracy)
         return [
-            Row((name,), (*alone, *(self.caught(single, score, column.name) for column in columns)))
+            Row((name,), (*(self.caught(single, score, column.name) for column in columns), *alone))
             for score, name in BASELINES.items()
             if columns and any(score == known for f in self.by_row[single] for known, _ in f.above)
         ]
@@ -79,43 +80,11 @@ class Summary:
             for row in self.results.rows
         }
 
-    def lead(self, score: str) -> list[str]:
-        """The main point in a sentence or two."""
-        results, sentences = self.results, []
-        outside, shifts = results.families("ood"), results.families("shift", "groups")
-        shares = self._means(lambda row, family: self.caught(row, score, family), outside)
-        if shares:
-            kept = [row for row in shares if self._kept(row).mark != "bad"] or list(shares)
-            best = max(kept, key=lambda row: shares[row])
-            each = ", ".join(f"{_percent(self.caught(best, score, family))} of {family}" for family in outside)
-            among = "" if len(kept) == len(shares) else "Of the methods that keep their accuracy, "
-            most = " the most OOD samples:" if len(shares) > 1 else ""
-            sentences.append(f"{among}{best} catches{most} {each}, by {score} at {FALSE_ALARMS:.0%} false alarms.")
-        if shares and (baselines := self._single_sentences(outside)):
-            sentences.append(f"What one model does without an ensemble: {'; '.join(baselines)}.")
-        shifted = self._means(results.accuracy, shifts)
-        if len(shifted) > 1:
-            best = max(shifted, key=lambda row: shifted[row])
-            each = ", ".join(f"{_percent(results.accuracy(best, family))} on {family}" for family in shifts)
-            sentences.append(f"{best} is the most accurate on shifted sets: {each}.")
-        inside = [value for row in results.rows if (value := results.accuracy(row, results.inside)) is not None]
-        texts = {_percent(value): value.mean for value in inside}
-        if len(texts) > 1:
-            low, *_, high = sorted(texts, key=lambda text: texts[text])
-            sentences.append(f"Accuracy on {results.inside} lies between {low} and {high}.")
-        return sentences
+    def keeps(self, row: str) -> bool:
+        """Whether a row is as accurate as the one it is compared with, up to chance."""
+        return self._kept(row).mark != "bad"
 
-    def _single_sentences(self, outside: Sequence[str]) -> list[str]:
-        """What single models catch with common scores."""
-        single, sentences = self.results.single, []
-        for score, name in BASELINES.items():
-            caught = {f: value for f in outside if (value := self.caught(single, score, f)) is not None}
-            if caught:
-                each = ", ".join(f"{_percent(value)} of {family}" for family, value in caught.items())
-                sentences.append(f"{name} catches {each}")
-        return sentences
-
-    def _means(self, value: Valued, families: Sequence[str]) -> dict[str, float]:
+    def means(self, value: Valued, families: Sequence[str]) -> dict[str, float]:
         """The mean over families of every row that has a value."""
         means = {}
         for row in self.results.rows:
@@ -125,7 +94,11 @@ class Summary:
 
     def warnings(self) -> list[str]:
         """What is wrong with a run, whatever its numbers: training that ended too soon, probabilities far off."""
-        notes = [f"{row}: {note}" for row, facts in self.by_row.items() for note in dict.fromkeys(_notes(facts))]
+        notes = [
+            note if note.startswith(row) else f"{row}: {note}"
+            for row, facts in self.by_row.items()
+            for note in dict.fromkeys(_notes(facts))
+        ]
         return [*notes, *self.results.miscalibrated()]
 
     def brackets(self) -> str:
@@ -146,7 +119,7 @@ class Summary:
         for row in results.rows:
             whole, alone = results.accuracy(row, inside), results.accuracy(row, inside, "members")
             if whole is not None and alone is not None and alone.mean < whole.mean - FAR:
-                far.append(f"{row} ({_percent(alone)} alone, {_percent(whole)} together)")
+                far.append(f"{row} ({percent(alone)} alone, {percent(whole)} together)")
         if far:
             caveats.append(
                 f"Members far below their ensemble: {'; '.join(far)}. Members near chance make a good detector."
@@ -167,7 +140,8 @@ class Summary:
     def _against(self, row: str) -> str | None:
         return self.baseline if row != self.baseline else (self.single if row != self.single else None)
 
-    def _luck(self, row: str, family: str, share: float) -> float:
+    def luck(self, row: str, family: str, share: float) -> float:
+        """How far a share on a family may be off by chance."""
         return numbers.chance(share, max(f.counts.get(family, 0) for f in self.by_row[row]))
 
     def _kept(self, row: str) -> Answer:
@@ -176,10 +150,10 @@ class Summary:
         base = results.accuracy(row, inside, "members") if other is None else results.accuracy(other, inside)
         if mine is None or base is None:
             return Answer("Accuracy kept?", "unknown", "none", f"It was not measured on {inside}.")
-        gap, luck = mine.mean - base.mean, self._luck(row, inside, base.mean)
+        gap, luck = mine.mean - base.mean, self.luck(row, inside, base.mean)
         mark = "bad" if gap < -luck else "good"
         verdict = "no" if mark == "bad" else "yes, higher" if gap > luck else "yes"
-        text = f"{_percent(mine)} on {inside} ({_points(gap, luck)})"
+        text = f"{percent(mine)} on {inside} ({_points(gap, luck)})"
         return Answer("Accuracy kept?", verdict, mark, self._sentence([text], other or "its members alone"))
 
     def _gained(self, row: str) -> Answer | None:
@@ -188,7 +162,8 @@ class Summary:
             return None
         for family, part in parts.items():
             worst = self.results.value(row, family, "worst_group", aggregate="prediction")
-            parts[family] = part + ("" if worst is None else f", worst group {_percent(worst)}")
+            parts[family] = part + ("" if worst is None else f", worst group {percent(worst)}")
+        parts = self._few(parts, row, self.results.accuracy)
         verdict, mark = _overall(marks, "yes", "no, lower", "no, the same")
         other = self._against(row) if marks else None
         return Answer("Shift accuracy gained?", verdict, mark, self._sentence(parts.values(), other))
@@ -200,10 +175,11 @@ class Summary:
         outside = self.results.families("ood")
         if not outside:
             return None
-        mean = self._means(caught, outside).get(row)
+        mean = self.means(caught, outside).get(row)
         if mean is None:
             return Answer("OOD caught?", "cannot tell", "none", f"{score} is the same for every sample here.")
         parts, marks = self._compare(row, outside, caught)
+        parts = self._few(parts, row, caught)
         verdict, mark = _overall(marks, "more", "fewer", "as many")
         other = self._against(row) if marks else None
         text = self._sentence(parts.values(), other)
@@ -215,12 +191,19 @@ class Summary:
         for family in families:
             mine, base = value(row, family), None if other is None else value(other, family)
             if mine is not None:
-                parts[family] = f"{family} {_percent(mine)}"
+                parts[family] = f"{family} {percent(mine)}"
             if mine is not None and base is not None:
-                gap, luck = mine.mean - base.mean, self._luck(row, family, base.mean)
+                gap, luck = mine.mean - base.mean, self.luck(row, family, base.mean)
                 parts[family] += f" ({_points(gap, luck)})"
                 marks.add("even" if abs(gap) <= luck else "good" if gap > 0 else "bad")
         return parts, marks
+
+    def _few(self, parts: dict[str, str], row: str, value: Valued) -> dict[str, str]:
+        """The parts of a sentence; of many families that of the lowest value alone."""
+        if len(parts) <= EACH:
+            return parts
+        low = min(parts, key=lambda family: -1.0 if (known := value(row, family)) is None else known.mean)
+        return {low: f"least {parts[low]}, {len(parts) - 1} others in the table"}
 
     def _sentence(self, parts: Iterable[str], other: str | None) -> str:
         """A sentence; it names the row that gaps are to where that is not the baseline."""
@@ -241,7 +224,8 @@ def _overall(marks: set[str], good: str, bad: str, even: str) -> tuple[str, str]
     return (even, "even") if marks else ("nothing to compare with", "none")
 
 
-def _percent(value: Value | None) -> str:
+def percent(value: Value | None) -> str:
+    """A share as text: 91.3%."""
     return "-" if value is None else Column("", "", percent=True).text(value) + "%"
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 360, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 18, 18, 42
+WIDTH, HEIGHT = 350, 240
+LEFT, RIGHT, TOP, BOTTOM = 56, 19, 18, 44
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SERIES = 8  # colours, dashes and markers that the page distinguishes
 
 
@@ -44,11 +45,13 @@ def axis(name: str, low: float, high: float, *, wish: int = 5) -> Axis:
     return Axis(name, first * step, last * step, _ticks(step, range(first, last + 1)))
 
 
-def tight_axis(name: str, low: float, high: float, *, wish: int = 5) -> Axis:
-    """A linear axis that ends where the data end."""
+def tight_axis(name: str, low: float, high: float, *, wish: int = 5, whole: bool = False) -> Axis:
+    """A linear axis that ends where the data end; `whole` for ticks at whole numbers."""
     if not high > low:
         low, high = low - 0.5, high + 0.5
     step = _round_step((high - low) / wish)
+    if whole:
+        step = max(1.0, float(math.ceil(step)))
     inside = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     return Axis(name, low, high, _ticks(step, inside))
 
@@ -66,7 +69,18 @@ def _power(exponent: int) -> str:
     """A power of ten, short enough to stay beside the name of its axis."""
     if abs(exponent) < 4:
         return f"{10.0**exponent:g}"
-    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return "10" + str(exponent).translate(SUPERSCRIPT)
+
+
+def _short(value: float) -> str:
+    """A value, as a power of ten where that is shorter."""
+    plain = f"{value:g}"
+    if len(plain) < 5 or value <= 0:
+        return plain
+    exponent = math.floor(math.log10(value))
+    factor = f"{value / 10.0**exponent:.3g}"
+    power = "10" + str(exponent).translate(SUPERSCRIPT)
+    return power if factor == "1" else min(plain, f"{factor}·{power}", key=len)
 
 
 def share_axis(name: str) -> Axis:
@@ -76,7 +90,7 @@ def share_axis(name: str) -> Axis:
 
 def places_axis(name: str, values: Sequence[float]) -> Axis:
     """Evenly spaced values, for gaps that differ too much for a scale."""
-    return Axis(f"{name} (uneven steps)", -0.3, len(values) - 0.7, tuple((i, f"{v:g}") for i, v in enumerate(values)))
+    return Axis(f"{name} (uneven steps)", -0.3, len(values) - 0.7, tuple((i, _short(v)) for i, v in enumerate(values)))
 
 
 def _round_step(step: float) -> float:
@@ -117,7 +131,9 @@ class Plot:
     def text(self, x: float, y: float, words: str) -> None:
         """Words above a point."""
         px, py = self.at(x, y)
-        self.marks.append(text(px, py - 5, words))
+        near = 3.5 * len(words)  # half of their width, about
+        anchor = "start" if px < LEFT + near else "end" if px > WIDTH - RIGHT - near else "middle"
+        self.marks.append(text(px, py - 5, words, anchor))
 
     def svg(self, label: str) -> Markup:
         """The whole plot; `label` describes it in words."""
@@ -131,7 +147,7 @@ class Plot:
         for value, name in self.x.ticks:
             px = self.at(value, self.y.low)[0]
             grid += f"M{px:.1f} {bottom}v4"
-            parts.append(text(px, bottom + 15, name))
+            parts.append(text(px, bottom + 16, name))
         parts.insert(0, f'<path class="grid" d="{grid}"/>')
         parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>')
         parts.append(text((LEFT + right) / 2, self.height - 6, self.x.name, kind="name"))
@@ -188,5 +204,12 @@ def swatch(series: int, shape: str) -> Markup:
         body = f'<path class="area s{n}" d="M2 11V2H24V11Z"/>'
     else:
         body = f'<path class="line s{n}" d="M1 6H25"/>'
-        body += f'<path class="mark s{n}" d="{marker(13, 6, series)}"/>' if shape == "marked" else ""
+        body = "" if shape == "dot" else body
+        body += f'<path class="mark s{n}" d="{marker(13, 6, series)}"/>' if shape in ("marked", "dot") else ""
+    return Markup(f'<svg class="swatch" viewBox="0 0 26 12" aria-hidden="true">{body}</svg>')
+
+
+def cell(level: int) -> Markup:
+    """A sample of a level of a heat map, 0 to 10, for a legend."""
+    body = f'<path class="heat h{level}" d="M1 1h24v10h-24z"/>'
     return Markup(f'<svg class="swatch" viewBox="0 0 26 12" aria-hidden="true">{body}</svg>')

@@ -25,7 +25,7 @@ HEADLINES = {
 CENTRE, RADIUS = (150.0, 142.0), 104.0  # of the gauge
 EMPTY = Markup('<div class="dv dv-empty">The verdict appears here.</div>')
 PROBLEM = Markup(
-    "<div class='dv dv-error' role='alert'><h2><span class='icon'>✗</span>This file cannot be used</h2><p>{}</p></div>"
+    "<div class='dv dv-error' role='alert'><h2><span class='icon' aria-hidden='true'>✗</span>{}</h2><p>{}</p></div>"
 )
 TEMPLATES = Environment(
     loader=PackageLoader("dissensus", "serve"),
@@ -64,13 +64,14 @@ def card(service: Service, inspection: Inspection, rate: float | None = None) ->
         few=FEW,
         confidence=inspection.outputs.logits.softmax(-1).amax(-1)[:, 0].tolist(),
         among=_among(service.neighbours),
+        usual=None if service.neighbours is None else service.neighbours.usual,
     )
     return Markup(html)
 
 
-def problem(text: str) -> Markup:
-    """Return a card that says what is wrong with a file."""
-    return PROBLEM.format(text)
+def problem(text: str, headline: str = "This file cannot be used") -> Markup:
+    """Return a card that says what is wrong, by default with a file."""
+    return PROBLEM.format(headline, text)
 
 
 def in_words(p_value: float, count: int, of: str = "") -> str:

@@ -15,6 +15,7 @@ from dissensus.functional.fitted import vectors
 from dissensus.functional.neighbours import KNN
 from dissensus.images import BadImage, ImageSet, thumbnail
 
+USUAL = 256  # samples whose nearest other ones say what similarity is usual
 VALUES = 2**26  # feature values of an index that is made here; larger sets are sampled
 
 
@@ -36,10 +37,15 @@ class Neighbours:
         classes: Names of the classes; empty if the labels of the index mean nothing.
         complete: Whether the index holds every training sample, or a random part.
         images: The training images, row by row.
+
+    Attributes:
+        usual: The 5% and 95% quantiles of the similarity between a training sample and its nearest other one; None with
+            fewer than two samples.
     """
 
     def __init__(self, index: KNN, classes: Sequence[str], *, complete: bool, images: ImageSet | None = None) -> None:
         self.index, self.classes, self.complete, self.images = index, classes, complete, images
+        self.usual = _usual(index)
 
     @classmethod
     def of(
@@ -103,6 +109,16 @@ def _index(train: FeatureSet, samples: int) -> KNN:
     rows = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:most].sort().values
     labels = torch.zeros(samples, dtype=torch.int64) if train.labels is None else train.labels
     return KNN({"bank": vectors(train.rows(rows)), "rows": rows, "labels": labels[rows]})
+
+
+def _usual(index: KNN) -> tuple[float, float] | None:
+    """Quantiles over some rows of the index; the nearest row to each is itself."""
+    if len(index.rows) < 2:
+        return None
+    some = torch.randperm(len(index.rows), generator=torch.Generator().manual_seed(0))[:USUAL]
+    cosines = index.nearest(index.bank[some].float(), 2)[0][:, 1]
+    low, high = torch.quantile(cosines.double(), torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
+    return low, high
 
 
 def _everything(index: KNN) -> int | None:

@@ -1,4 +1,4 @@
-"""The page, in Gradio: one image with its verdict, many images as a table, adapting, and how to use the API.
+"""The page, in Gradio: one image with its verdict, many images, adapting, and how to use the API.
 
 Uploads are read as files, not through Gradio's image component, which decodes and stores them again: page, API and
 command line see the same bytes.
@@ -6,26 +6,27 @@ command line see the same bytes.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 from gradio.events import Dependency
 from markupsafe import Markup
 
-from dissensus._core.cells import to_cells
-from dissensus.detection.verdicts import NOTHING_UNUSUAL, OUT
-from dissensus.serve import adapt_tab
-from dissensus.serve.cards import EMPTY, card, problem, watched
+from dissensus.serve import adapt_tab, many_tab
+from dissensus.serve.cards import EMPTY, TEMPLATES, card, watched
 from dissensus.serve.examples import Example
 from dissensus.serve.service import Inspection, Service
-from dissensus.serve.settings import HIDDEN, KEPT, MANY
+from dissensus.serve.settings import HIDDEN, KEPT
 
 SESSIONS = 500  # sessions whose inspections are kept
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+# where the browser found the page, which no server behind a proxy knows
+ADDRESS = """const address = (location.origin + location.pathname).replace(/\\/+$/, '')
+for (const one of element.querySelectorAll('.address')) one.textContent = address
+for (const one of element.querySelectorAll('a.dv-link')) one.href = address + '/' + one.getAttribute('href')"""
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 FORMATS = "JPEG, PNG, WebP, TIFF, GIF, BMP"
 # fonts of the system: nothing is downloaded
 FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -45,11 +46,11 @@ def create(service: Service, examples: Sequence[Example], max_upload_mb: float) 
         with gr.Tab("One image"):
             one = _one(service, examples, slider, max_upload_mb)
         with gr.Tab("Many images"):
-            many = _many(service, slider, max_upload_mb)
+            many = many_tab.create(service, slider, max_upload_mb)
         with gr.Tab("Adapt"):
             adapt_tab.create(service, max_upload_mb)
         with gr.Tab("API"):
-            gr.Markdown(_api_help(max_upload_mb))
+            gr.HTML(_api(max_upload_mb), js_on_load=ADDRESS, elem_id="api")
         for uploaded in (one, many):
             uploaded.then(look, outputs=stream, **HIDDEN)
     blocks.state_session_capacity = SESSIONS
@@ -70,10 +71,26 @@ def mount(app: Any, blocks: gr.Blocks, max_upload_mb: float) -> None:
         enable_monitoring=False,
         pwa=False,
         max_file_size=int(max_upload_mb * 1e6),
-        theme=gr.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS),
+        theme=_theme(),
         css=CSS,
+        js=SCRIPT,
     )
     _only_uploads(blocks)
+
+
+def _theme() -> gr.themes.Base:
+    """Return Gradio's plain theme, with words dark enough to be read."""
+    colours = {
+        name: value
+        for kind in (
+            "body_text_color_subdued",
+            "block_info_text_color",
+            "block_label_text_color",
+            "input_placeholder_color",
+        )
+        for name, value in ((kind, "#59616f"), (f"{kind}_dark", "#a3acbb"))
+    }
+    return gr.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS).set(**colours)
 
 
 def _only_uploads(blocks: gr.Blocks) -> None:
@@ -180,72 +197,5 @@ def _one(service: Service, examples: Sequence[Example], slider: gr.Slider, max_u
     return uploaded
 
 
-def _many(service: Service, slider: gr.Slider, max_upload_mb: float) -> Dependency:
-    """Fill the tab, and return the event of an upload."""
-    files = gr.File(
-        label=f"Drop images here (up to {MANY} files of {max_upload_mb:g} MB each)",
-        file_count="multiple",
-        file_types=["image"],
-        height=150,
-        elem_id="many",
-    )
-    summary = gr.HTML("", elem_id="summary")
-    frame = gr.Dataframe(visible=False, interactive=False, elem_id="table", buttons=["fullscreen"])
-    kept = gr.State((), time_to_live=KEPT)
-
-    def show(inspections: Sequence[Inspection], percent: float) -> tuple[str, Any]:
-        if not inspections:
-            return "", gr.update(visible=False)
-        rows = service.table(inspections, _rate(service, percent))
-        return _summary(rows), gr.update(value=_readable(rows), visible=True)
-
-    def inspect(paths: list[str] | None, percent: float) -> tuple[Sequence[Inspection], str, Any]:
-        uploads = paths or []
-        if len(uploads) > MANY:
-            text = f"at most {MANY} files at once, got {len(uploads):,}: for more use dissensus predict"
-            return (), str(problem(text)), gr.update(visible=False)
-        inspections = tuple(service.inspect_all([(Path(path).name, Path(path).read_bytes) for path in uploads]))
-        return inspections, *show(inspections, percent)
-
-    uploaded = files.upload(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
-    files.delete(inspect, [files, slider], [kept, summary, frame], api_visibility="private")
-    files.clear(lambda: ((), *show((), 0)), None, [kept, summary, frame], **HIDDEN)
-    slider.input(show, [kept, slider], [summary, frame], trigger_mode="always_last", **HIDDEN)
-    return uploaded
-
-
-def _summary(rows: pd.DataFrame) -> str:
-    """Return the counts, and the whole table as CSV inside a link, so that no file is stored."""
-    errors = int(rows["error"].notna().sum())
-    parts = [f"{len(rows):,} {'image' if len(rows) == 1 else 'images'}"]
-    out, other = (int((rows["verdict"] == verdict).sum()) for verdict in (OUT, NOTHING_UNUSUAL))
-    found = f"{out:,} out of distribution, nothing unusual found in {other:,}"
-    parts += [found] * bool(rows["verdict"].notna().any())
-    parts += [f"{errors:,} could not be read"] * bool(errors)
-    content = base64.b64encode(to_cells(rows).to_csv(index=False).encode()).decode()
-    link = f"<a download='verdicts.csv' href='data:text/csv;base64,{content}'>Download as CSV</a>"
-    return f"<p role='status'>{', '.join(parts)}</p><p>{link}</p>"
-
-
-def _readable(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the table for the screen: short numbers, the verdict next to the name, no empty columns, no None."""
-    short = rows.drop(columns=["label"]).dropna(axis=1, how="all")
-    first = [name for name in ("path", "verdict", "class") if name in short]
-    short = short[[*first, *[name for name in short if name not in first]]]
-    numbers = {name: 4 for name in ("confidence", "score", "p_value") if name in short}
-    return short.round(numbers).astype(object).where(short.notna(), "")
-
-
-def _api_help(max_upload_mb: float) -> str:
-    return f"""
-`POST /api/predict` takes images as multipart form data in the field `files`, up to {max_upload_mb:g} MB per request,
-and answers in JSON. `?false_alarms=0.01` sets another rate.
-
-    curl -F files=@cat.jpg -F files=@what.png ADDRESS/api/predict
-
-ADDRESS is the address of this page. If the server asks for a token, add `-H "Authorization: Bearer TOKEN"`.
-
-`POST /api/ask?count=8` takes images in the same way and answers which to label.
-
-`GET /api/health` returns the status and the name of the run; `GET /api/schema` is the OpenAPI document.
-"""
+def _api(max_upload_mb: float) -> str:
+    return TEMPLATES.get_template("api.html").render(most=f"{max_upload_mb:g}")

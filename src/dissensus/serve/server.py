@@ -45,12 +45,20 @@ def bind(host: str, port: int) -> socket.socket:
             f"--host must be an address of this machine; got {host!r} ({error.strerror}): try 127.0.0.1"
         ) from error
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, _exclusive(), 1)
         bound.bind(address[4])
     except OSError as error:
         bound.close()
         raise _not_free(host, port, error) from error
     return bound
+
+
+def _exclusive() -> int:
+    """The option to bind an address that no other server has, at once after one that ended.
+
+    SO_REUSEADDR does that on POSIX; on Windows it would let two servers share an address.
+    """
+    return getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 
 
 def _not_free(host: str, port: int, error: OSError) -> DissensusError:
@@ -131,7 +139,8 @@ def _temporary_folder() -> Iterator[Path]:
         with contextlib.suppress(OSError, Timeout):  # gone; in use
             if _is_own(folder) and time.time() - folder.stat().st_mtime > 60:  # a younger one may not be locked yet
                 with FileLock(folder / LOCK, timeout=0):
-                    shutil.rmtree(folder)
+                    pass
+                shutil.rmtree(folder)  # after the release: Windows does not remove a file that is held
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, FileLock(Path(name) / LOCK, timeout=0):
         (Path(name) / "uploads").mkdir()
         yield Path(name) / "uploads"

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PAIRS", "RECIPES", "SUITES", "Entry", "Factory", "Recipe", "Suite", "SuiteSet",
-    "accepted_options", "check", "load", "needs_root", "recipe", "register", "summary", "training", "uses_backbone",
+    "accepted_options", "check", "from_datamodule", "load", "needs_root", "recipe", "register", "summary", "training",
+    "uses_backbone",
 ]  # fmt: skip
 
 Factory = Callable[..., Suite]
@@ -121,6 +122,22 @@ def load(name: str, **options: Any) -> Suite:
     if known is not None and (unknown := [option for option in options if option not in known]):
         raise DissensusError(f"suite {name!r} takes {', '.join(known)}; got {', '.join(unknown)}: leave it out")
     return factory(**options)
+
+
+def from_datamodule(datamodule: Any, **options: Any) -> Suite:
+    """Build a suite from a Lightning data module, such as those of torch-uncertainty.
+
+    Args:
+        datamodule: Whose sets are train, val (held out), test (the id set), shift and ood.
+        options: `encoder` for the module's own batches; or `backbone`, `features` and options of `extract` for images;
+            `name`, `seed`: see docs/peers.md.
+
+    Raises:
+        DataError: If a set is missing, or its items cannot be used.
+    """
+    from dissensus.suites import _datamodules  # here: listing suites does not wait for timm
+
+    return _datamodules.from_datamodule(datamodule, **options)
 
 
 def accepted_options(name: str) -> tuple[str, ...] | None:

@@ -84,7 +84,8 @@ def from_recipe(
             notify(f"{recipe.name} goes on without {status.name} ({status.role}): missing: {status.text}")
         elif status.text:
             notify(f"{recipe.name}: {status.name} ({status.role}): {status.text}")
-    return _build(recipe.name, recipe.summary, sources, backbone, features, seed=seed, **options)
+    suite = _build(recipe.name, recipe.summary, sources, backbone, features, seed=seed, **options)
+    return replace(suite, title=recipe.title)
 
 
 def from_pixels(suite: Suite, side: int, backbone: Backbone, features: PathLike | None, **options: Any) -> Suite:
@@ -170,6 +171,7 @@ def _build(
                 family=source.family,
                 subset=source.subset,
                 images=_aligned(source.images, extracted[source.name]),
+                inside=source.inside,
             )
             for source in sources
             if source.role in ("id", "shift", "ood", "groups")

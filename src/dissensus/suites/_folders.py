@@ -49,7 +49,8 @@ def recipe_of(root: Path) -> Recipe:
             if name in sets:
                 raise DissensusError(f"sets must have different names; {root} has {name!r} twice: rename one")
             sets[name] = {"role": role, "images": f"{role}/{path.name}"}
-    values = {"name": NAME, "summary": f"Images of {root.resolve().name}.", "sets": sets, "note": _note(split)}
+    title = root.resolve().name
+    values = {"name": NAME, "title": title, "summary": f"Images of {title}.", "sets": sets, "note": _note(split)}
     return make(values, str(root))
 
 

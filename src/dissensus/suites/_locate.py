@@ -16,6 +16,7 @@ from dissensus.images import ImageSet
 from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe
 
 REQUIRED = ("train", "id")  # roles without which a suite cannot be used
+ANY = "any"  # the subset of a set that may lack classes, but whose logits are not restricted to those it has
 SUBSETS = {"imagenet-a": "imagenet_a_synsets.txt", "imagenet-r": "imagenet_r_synsets.txt"}
 NO_LABELS = "sets of role {} need labels, such as class folders; {} has none: sort its images into folders"
 
@@ -32,6 +33,7 @@ class Source:
     corruption: tuple[str, int] | None = None  # name and severity, to be applied
     of: str | None = None  # the set whose features it shares; its images are then not read
     seeded: bool = False  # whether its images, or what is done to them, depend on the seed
+    inside: bool = False  # counts as in distribution in the full spectrum
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Status:
     place: str
     state: Literal["found", "missing", "unusable"] = "found"
     text: str = ""  # what is wrong or left out, and what to do about it
-    images: int = 0  # of the first set if there are several
+    images: int = 0  # of the first set if there are several; that are there, if some are missing
+    listed: int = 0  # images of a list or table
     classes: int = 0
     sets: int = 1  # one per corruption and severity
 
@@ -58,7 +61,19 @@ class Checked(NamedTuple):
 
 
 class MissingError(Exception):
-    """A set that counts as missing; the message says why."""
+    """A set that counts as missing; the message says why. None of the `listed` images of a list is there."""
+
+    def __init__(self, message: str, listed: int = 0) -> None:
+        super().__init__(message)
+        self.listed = listed
+
+
+class IncompleteError(DataError):
+    """A list or table of which `there` images are there, not all that are `listed`."""
+
+    def __init__(self, message: str, there: int, listed: int) -> None:
+        super().__init__(message)
+        self.there, self.listed = there, listed
 
 
 def check(recipe: Recipe, root: Path) -> list[Status]:
@@ -96,7 +111,8 @@ def _look(recipe: Recipe, root: Path, *, seed: int, thorough: bool) -> tuple[lis
             continue
         statuses[s.name] = replace(statuses[s.of], name=s.name, role=s.role)
         sources[s.name] = [
-            replace(source, name=s.name, role=s.role, family=s.family, of=s.of) for source in sources[s.of]
+            replace(source, name=s.name, role=s.role, family=s.family, of=s.of, inside=s.inside)
+            for source in sources[s.of]
         ]
         if s.role not in UNLABELLED and any(source.images.labels is None for source in sources[s.name]):
             statuses[s.name] = replace(statuses[s.name], state="unusable", text=NO_LABELS.format(s.role, s.of))
@@ -113,7 +129,9 @@ def _look_for(s: SetRecipe, get: str, finder: Finder, thorough: bool) -> tuple[l
     try:
         sources = [finder.source(variants[name], places[name]) for name in present]
     except MissingError as error:
-        return [], replace(missing, text=f"{error}: {get}")
+        return [], replace(missing, text=f"{error}: {get}", listed=error.listed)
+    except IncompleteError as error:
+        return [], replace(missing, state="unusable", text=str(error), images=error.there, listed=error.listed)
     except DataError as error:
         return [], replace(missing, state="unusable", text=str(error))
     absent = [name for name in variants if name not in places]
@@ -171,7 +189,7 @@ class Finder:
             images = images.relabelled(self.classes or images.classes)
         corruption = (s.corruption[0], s.severities[0]) if s.corruption else None
         seeded = s.part is not None or corruption is not None
-        return Source(s.name, s.role, images, s.family, subset, corruption, seeded=seeded)
+        return Source(s.name, s.role, images, s.family, subset, corruption, seeded=seeded, inside=s.inside)
 
     def _images(self, s: SetRecipe, place: Path) -> ImageSet:
         is_list = place.is_file() and place.suffix.lower() != ".tar"
@@ -189,9 +207,8 @@ class Finder:
         key = (place, str(options))
         if key not in self._listed:
             images = ImageSet.find(place, **options)
-            folder = (base or place.parent).absolute()
-            if is_list and not any((folder / name).exists() for name in images.names):
-                raise MissingError(f"none of the {len(images):,} images that {place} lists is in {folder}")
+            if is_list:
+                _check_files(images, place, (base or place.parent).absolute())
             self._listed[key] = images
         images = self._listed[key]
         if s.part is not None:
@@ -205,10 +222,10 @@ class Finder:
     def _restricted(self, s: SetRecipe, images: ImageSet, place: Path) -> tuple[ImageSet, tuple[int, ...] | None]:
         """Return the images of classes in the training set, and the indices of the set's classes if they are a part."""
         assert images.labels is not None
-        if s.subset is None or s.subset == "present":
+        if s.subset in (None, ANY, "present"):
             self._check_classes(s, images, place)
             present = [images.classes[i] for i in np.unique(images.labels)]
-            return images, None if s.subset is None else self._indices(present, place)
+            return images, self._indices(present, place) if s.subset == "present" else None
         names = subset_names(s.subset, self.root)
         if unexpected := sorted(set(images.classes) - set(names)):
             raise DataError(
@@ -244,6 +261,21 @@ class Finder:
             )
 
 
+def _check_files(images: ImageSet, place: Path, folder: Path) -> None:
+    """Raise if images that a list or table names are not there."""
+    missing = images.missing()
+    if not len(missing):
+        return
+    if len(missing) == len(images):
+        raise MissingError(f"none of the {len(images):,} images that {place} lists is in {folder}", len(images))
+    raise IncompleteError(
+        f"the images that {place} lists must be in {folder}; {len(missing):,} of {len(images):,} are missing, the "
+        f"first is {images.names[int(missing[0])]}: add them, or take their lines out of the list",
+        len(images) - len(missing),
+        len(images),
+    )
+
+
 def subset_names(subset: str, root: Path) -> list[str]:
     """Return the classes of a subset: of a published list, or one per line of a file."""
     if subset in SUBSETS:
@@ -253,7 +285,7 @@ def subset_names(subset: str, root: Path) -> list[str]:
     try:
         lines = (root / subset).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(["present", *SUBSETS])
+        known = ", ".join(["present", ANY, *SUBSETS])
         raise DataError(
             f"subset must be {known}, or a file of class names under {root}; got {subset!r}: correct it"
         ) from error

@@ -89,7 +89,8 @@ class SetRecipe(Part):
     corruption: Annotated[Texts, BeforeValidator(_corruption_names)] = ()
     severities: Annotated[tuple[Count, ...], Strict(False), BeforeValidator(_listed)] = ()
     family: str = ""  # column of the tables that several sets share
-    subset: Text | None = None  # classes it may have: present, imagenet-a, imagenet-r, or a file of class names
+    subset: Text | None = None  # classes it may have: present, any, imagenet-a, imagenet-r, or a file of class names
+    inside: bool = False  # of a shift set: counts as in distribution in the full spectrum
     get: str = ""  # how to get it
 
     @model_validator(mode="before")
@@ -127,6 +128,7 @@ class Recipe(Part):
 
     name: Text
     summary: Text
+    title: str = ""  # what reports call the data; "": the name
     sets: Annotated[dict[str, SetRecipe], BeforeValidator(_named)]
     get: str = ""  # how to get what is missing
     backbone: Text = "lite0"

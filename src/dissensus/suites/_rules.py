@@ -60,6 +60,8 @@ def make(values: Mapping[str, Any], where: str) -> Recipe:
         _check_corruption(s, which)
         if s.subset is not None and s.role not in ("id", "shift", "groups"):
             raise DissensusError(f"`subset` is for roles id, shift and groups; {which} is {s.role}: leave it out")
+        if s.inside and s.role != "shift":
+            raise DissensusError(f"`inside` is for role shift; {which} is {s.role}: leave it out")
     counts = Counter(variant.name for s in recipe.sets.values() for variant in s.variants())
     if twice := [name for name, count in counts.items() if count > 1]:
         raise DissensusError(f"sets must have different names; {where} has {twice[0]!r} twice: rename one")
@@ -82,7 +84,7 @@ def _check_of(s: SetRecipe, recipe: Recipe, which: str) -> None:
         raise UnknownNameError(f"set that {which} is `of`", s.of, others)
     if others[s.of].of is not None or others[s.of].corruption:
         raise DissensusError(f"`of` names a single set with `images`; {which} is of {s.of!r}: name another")
-    if extra := sorted(s.model_fields_set - {"name", "role", "of", "family", "get"}):
+    if extra := sorted(s.model_fields_set - {"name", "role", "of", "family", "inside", "get"}):
         raise DissensusError(f"a set `of` another shares its images; {which} has `{extra[0]}` too: leave it out")
 
 

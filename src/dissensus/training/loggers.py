@@ -20,10 +20,14 @@ from typing import Any, ClassVar, Literal
 from dissensus._core import documents, extras
 from dissensus._core.documents import Document
 from dissensus._core.errors import DissensusError, DissensusWarning
+from dissensus._core.network import reachable
 from dissensus._core.places import is_remote
 
 DOCUMENT = "logger.json"
 PROJECT = "dissensus"  # or WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME
+SECONDS = 60  # that wandb may need to begin, and to send the rest in the end
+# MLflow would retry every request for minutes, in which training waits; unless the user has set it.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 Kind = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -140,15 +144,20 @@ def _wandb(folder: Path, record: str, step: int | None) -> tuple[Any, str]:
     import wandb
     from pytorch_lightning.loggers import WandbLogger
 
+    settings = wandb.setup(settings=wandb.Settings(silent=True)).settings
     online = os.environ.get("WANDB_MODE", "online") in ("online", "run")
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):  # `init` would ask
         raise DissensusError("not logged in: run `wandb login`, or set WANDB_MODE=offline")
+    if online:
+        _check_reachable(str(settings.base_url), "set WANDB_MODE=offline, and `wandb sync` later")
     logger = WandbLogger(
         name=folder.name,
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         save_dir="." if is_remote(folder) else str(folder),
         id=record or None,
-        settings=wandb.Settings(silent=True, console="off"),
+        settings=wandb.Settings(
+            silent=True, console="off", init_timeout=SECONDS, finish_timeout=SECONDS, finish_timeout_raises=True
+        ),
     )
     return logger, str(logger.experiment.id)
 
@@ -159,10 +168,14 @@ def _mlflow(folder: Path, record: str, step: int | None) -> tuple[Any, str]:
 
     for name in ("mlflow", "pytorch_lightning.loggers.mlflow"):  # that a new database or experiment is made
         logging.getLogger(name).setLevel(logging.ERROR)
+    if (address := mlflow.get_tracking_uri()).startswith(("http://", "https://")):
+        _check_reachable(address, "start the server, or set MLFLOW_TRACKING_URI")
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
     logger = MLFlowLogger(
         experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
         run_name=folder.name,
-        tracking_uri=mlflow.get_tracking_uri(),
+        tracking_uri=address,
         run_id=record or None,
     )
     return logger, str(logger.run_id)
@@ -173,6 +186,11 @@ _OPEN: dict[Kind, Callable[[Path, str, int | None], tuple[Any, str]]] = {
     "wandb": _wandb,
     "mlflow": _mlflow,
 }
+
+
+def _check_reachable(address: str, remedy: str) -> None:
+    if not reachable(address):
+        raise DissensusError(f"{address} cannot be reached: {remedy}")
 
 
 def _quiet() -> warnings.catch_warnings[None]:

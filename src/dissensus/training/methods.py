@@ -60,3 +60,4 @@ METHODS: Registry[Method] = Registry(
         ),
     },
 )
+"""Every method by name."""

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from dissensus._core.errors import DataError, DissensusError, DissensusWarning, ShapeError
 from dissensus.features import FeatureSet
 from dissensus.functional import scores
+from dissensus.functional.checks import moved
 from dissensus.functional.fitted import FittedScore, Head, Labels, Rows
 from dissensus.models import tails
 from dissensus.models.ensemble import Ensemble
@@ -110,9 +111,9 @@ class Ranks:
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over processes."""
-        total = self.fabric.all_reduce(value.to(self.fabric.device), reduce_op="sum")
+        total = self.fabric.all_reduce(moved(value, self.fabric.device), reduce_op="sum")
         assert isinstance(total, Tensor)
-        return total.cpu()
+        return total.cpu().to(value.dtype)
 
     def gather(self, value: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, in order."""

@@ -78,6 +78,7 @@ STUDIES: Registry[Study] = Registry(
         "active": Study(ablations.active, "Table 10", "how many members are drawn: time, accuracy, AUROC", ("ood",)),
     },
 )
+"""Every study by name."""
 
 
 def run(name: str, lab: Lab) -> Outcome:
@@ -99,6 +100,7 @@ def run(name: str, lab: Lab) -> Outcome:
         study=name,
         paper=study.paper,
         suite=suite.name,
+        title=suite.title,
         summary=study.summary,
         tables=tuple(
             replace(part, rows=part.rows + paper.rows(name, suite.name, part))

@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 
 from dissensus.adaptation import adapt, ask
-from dissensus.adaptation.adapted import By
 from dissensus.evaluation.outcomes import Curve
 from dissensus.evaluation.predictions import predict
 from dissensus.evaluation.suite import Suite
@@ -22,6 +21,7 @@ from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.experiments.studies.lab import Lab, Trial
 from dissensus.models.ensemble import Ensemble
 from dissensus.training import METHODS, new_ensemble
+from dissensus.training.adaptation import By
 from dissensus.training.run import Run
 
 COUNTS = (0, 1, 2, 4, 8, 16, 64)

@@ -16,6 +16,7 @@ from dissensus.models.tails._registry import register
 ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry(
     "activation", {name: getattr(F, name) for name in ("relu", "relu6", "silu", "hardswish", "gelu")}
 )
+"""Activations that a `Conv` tail may have, by name."""
 
 
 @register("conv", axes={1: 0, 3: 0})

@@ -17,7 +17,7 @@
     score.addEventListener("change", show);
     run.addEventListener("change", show);
     controls.addEventListener("submit", (event) => event.preventDefault());
-    controls.hidden = false;
+    controls.hidden = controls.classList.contains("nothing");
     show();
   }
 
@@ -51,6 +51,14 @@
       button.addEventListener("click", () => sort(table, header, column));
       header.replaceChildren(button);
     });
+  }
+
+  // tables that are wider than the page say so, until they are scrolled to their end
+  const edges = (scroll) => scroll.classList.toggle("cut", scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft > 4);
+  const watch = new ResizeObserver((entries) => { for (const entry of entries) edges(entry.target); });
+  for (const scroll of all(".scroll.wide")) {
+    watch.observe(scroll);
+    scroll.addEventListener("scroll", () => edges(scroll), { passive: true });
   }
 
   // an image larger, with each member's vote

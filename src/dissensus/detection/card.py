@@ -1,46 +1,107 @@
-"""The model card of a detector: the README.md of its folder on the hub."""
+"""The model card of a detector: the README.md of its folder on the hub, with the header that the hub reads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dissensus.adaptation import runs
-from dissensus.detection.detector import Detector
-from dissensus.detection.pretrained import HubDocument
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
 from dissensus.detection.verdicts import NOTHING_UNUSUAL
 from dissensus.evaluation import saved
-from dissensus.evaluation.results import Results
+from dissensus.evaluation.results import DETECTED, LABELLED, Results
+from dissensus.evaluation.saved import Evaluation
 from dissensus.functional.neighbours import KNN
+from dissensus.training import adaptation
 from dissensus.training.run import Run
 
+if TYPE_CHECKING:
+    from dissensus.detection.detector import Detector
+    from dissensus.detection.pretrained import HubDocument
+
 SHOWN = 50  # class names; config.json has them all
-CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+TEMPLATE = Path(__file__).with_name("card.md")
+TAGS = ["out-of-distribution-detection", "ensemble", "scalable-ensemble-diversification"]
+# Metrics of the header: ours -> the hub's, and the roles of the sets that they are measured on.
+METRICS = {"accuracy": ("accuracy", LABELLED), "auroc": ("roc_auc", DETECTED)}
 
 
-def text(detector: Detector, run: Run, config: HubDocument, *, title: str) -> str:
-    """The card as Markdown with the hub's header; its numbers are those measured for the run."""
-    about = detector.backbone_info
+def create(
+    detector: Detector,
+    config: HubDocument,
+    *,
+    repo_id: str,
+    license: str | None = None,
+    datasets: Sequence[str] = (),
+) -> ModelCard:
+    """Write the card of a detector; its numbers are those measured for the run that it was loaded from.
+
+    Args:
+        detector: The detector.
+        config: What config.json says of it.
+        repo_id: Its repository, OWNER/NAME.
+        license: Of the weights, such as "mit"; None: the card says that there is none yet.
+        datasets: Data sets on the hub that it was trained on.
+    """
+    title, about, run = repo_id.rpartition("/")[2], detector.backbone_info, detector.run
+    evaluation = saved.load(run.folder) if run is not None and saved.is_saved(run.folder) else None
+    results = [] if evaluation is None else _eval_results(evaluation, "tabular" if about is None else "image")
+    data = ModelCardData(
+        library_name="dissensus",
+        license=license,
+        pipeline_tag=None if about is None else "image-classification",
+        tags=TAGS,
+        datasets=list(datasets) or None,
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=title,
+        eval_results=results or None,
+    )
     width = (detector.ensemble.about or {}).get("features", "D")
-    return CARD.format(
-        pipeline="" if about is None else "pipeline_tag: image-classification\n",
+    card: ModelCard = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        licensed=license is not None,
+        repo_id=repo_id,
         title=title,
         members=len(detector.ensemble),
         trunk=", on features," if about is None else f" on the frozen trunk of {about['name']} at {about['size']} px",
         count=len(detector.classes),
         sample="a sample" if about is None else "an image",
         tail=_tail(detector),
-        adapted=_adapted(run),
+        adapted="" if run is None else _adapted(run),
         version=config.version,
         input=f"features):  # (N, {width}) float32" if about is None else '["photo.jpg"]):',
         classes=_classes(detector.classes),
         calibration=_calibration(detector),
         fitted=_fitted(detector),
-        measured=_measured(run),
-        training=_table(("setting", "value"), [(key, _plain(value)) for key, value in config.training.items()]),
+        measured=_measured(evaluation),
+        training=_training(config.training),
     )
+    return card
+
+
+def _eval_results(evaluation: Evaluation, kind: str) -> list[EvalResult]:
+    """Return accuracy and AUROC by family of sets, as the hub's header has them."""
+    results, suite = Results(evaluation.frame), " ".join(evaluation.about.suite.split())
+    found = []
+    for name, (metric, roles) in METRICS.items():
+        by = {"aggregate": "prediction"} if roles is LABELLED else {"score": results.headline}
+        for family in results.families(*roles):
+            if (value := results.value(results.rows[0], family, name, **by)) is not None:
+                found.append(
+                    EvalResult(
+                        task_type=f"{kind}-classification",
+                        dataset_type=re.sub(r"[^\w.-]+", "-", suite),
+                        dataset_name=f"{suite}: {family}",
+                        dataset_config=family,
+                        metric_type=metric,
+                        metric_name=" ".join([name, *by.values()]),
+                        metric_value=round(value.mean, 4),
+                    )
+                )
+    return found
 
 
 def _classes(names: tuple[str, ...]) -> str:
@@ -59,7 +120,7 @@ def _tail(detector: Detector) -> str:
 
 def _adapted(run: Run) -> str:
     """What `adapt` did, and to what before; nothing for other runs."""
-    document = runs.read(run)
+    document = adaptation.read(run)
     if document is None:
         return ""
     per_class = ", ".join(f"{_cell(name)} {count}" for name, count in document.per_class.items())
@@ -90,14 +151,19 @@ def _calibration(detector: Detector) -> str:
     )
 
 
-def _measured(run: Run) -> str:
-    if not saved.is_saved(run.folder):
+def _measured(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
         return "Nothing yet: the run was not evaluated before it was exported (`dissensus evaluate`)."
-    evaluation = saved.load(run.folder)
     table = Results(evaluation.frame).summary()
     cells = zip(table.columns, table.rows[0].cells, strict=True)
     rows = [(column.group, column.name, column.text(cell)) for column, cell in cells if cell is not None]
     return f"On the suite {_cell(evaluation.about.suite)}:\n\n" + _table(("measure", "set", "value"), rows)
+
+
+def _training(settings: Mapping[str, Any]) -> str:
+    if not settings:
+        return "The settings are not known: the detector was not loaded from a run."
+    return _table(("setting", "value"), [(key, _plain(value)) for key, value in settings.items()])
 
 
 def _plain(value: Any) -> str:

@@ -1,0 +1,2 @@
+from .classifier import DissensusClassifier as DissensusClassifier
+from .pytorch_ood import EnsembleDetector as EnsembleDetector
