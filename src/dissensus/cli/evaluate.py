@@ -60,7 +60,7 @@ def evaluate_runs(
         format: how to print the table: text, Markdown (md), LaTeX (tex), csv or json.
         out: write every value, one per row, to this file too (.csv, .json, .md, .tex).
         scores_out: write the score of every sample of one run to files in this new folder, for other libraries.
-        scores_format: whose files: openood, .npz and tables by its definitions; pytorch-ood, tensors for its metrics.
+        scores_format: openood: .npz files, and tables by OpenOOD's definitions; pytorch-ood: tensors for its metrics.
         keep: save the predictions in the run folder too, for dissensus report.
         progress: show a progress bar when stderr is a terminal.
     """

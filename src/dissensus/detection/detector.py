@@ -132,7 +132,7 @@ class Detector:
             local_files_only: Use the cache alone.
 
         Raises:
-            RunError: If there is none, no access to it, or it is damaged.
+            RunError: If there is no such detector or no access to it, or it is damaged.
         """
         return cls(
             **pretrained.read(
@@ -192,7 +192,7 @@ class Detector:
             The URL of the commit, with `pr_url` and more as attributes.
 
         Raises:
-            RunError: If the name is none, nobody is logged in, or the hub is not reached or refuses.
+            RunError: If the name is invalid, nobody is logged in, or the hub cannot be reached or refuses the push.
         """
         return pretrained.push(
             self, repo_id, commit_message=commit_message, private=private, token=token, branch=branch,

@@ -90,7 +90,7 @@ def name_of(repo_id: str, token: str | None) -> str:
         token: The user's; None: that of `hf auth login` or HF_TOKEN.
 
     Raises:
-        RunError: If it is no name, or there is no valid token.
+        RunError: If the name is invalid, or there is no valid token.
     """
     if not re.fullmatch(f"({NAME}/)?{NAME}", repo_id):
         raise RunError(f"a repository on the hub is named OWNER/NAME; got {repo_id!r}: give one, such as me/detector")
@@ -129,7 +129,7 @@ def push(
         create_pr: Open a pull request with the commit instead.
 
     Raises:
-        RunError: If the hub is not reached, or refuses.
+        RunError: If the hub cannot be reached, or refuses the push.
     """
     api = HfApi(token=token, library_name="dissensus", library_version=__version__)
     try:

@@ -3,8 +3,8 @@
     fit(ensemble, features, out="runs/mine", logger="wandb")
     loggers.add(Path("runs/mine"), {"id/accuracy": 0.91}, [Path("report.html")])       # to the same record
 
-They are Lightning's, which Fabric uses. RUN/logger.json names the record, so that a resumed training continues it. No
-training fails for its logger: one that is not installed, not logged in or not reached is a warning.
+They are Lightning's, which Fabric uses. RUN/logger.json names the record, so that a resumed training continues it.
+Training never fails because of a logger: if it is not installed, not logged in or not reached, there is a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dissensus._core.places import is_remote
 DOCUMENT = "logger.json"
 PROJECT = "dissensus"  # or WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME
 SECONDS = 60  # that wandb may need to begin, and to send the rest in the end
-# MLflow would retry every request for minutes, in which training waits; unless the user has set it.
+# Unless the user has set them. MLflow by default retries every request for minutes, while training waits.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 Kind = Literal["tensorboard", "wandb", "mlflow"]
@@ -200,4 +200,6 @@ def _quiet() -> warnings.catch_warnings[None]:
 
 def _warn(kind: Kind, error: Exception) -> None:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
-    warnings.warn(f"nothing more is logged to {kind} ({reason}); metrics.jsonl is", DissensusWarning, stacklevel=4)
+    warnings.warn(
+        f"nothing more is logged to {kind} ({reason}); metrics.jsonl still is", DissensusWarning, stacklevel=4
+    )
