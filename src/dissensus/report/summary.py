@@ -122,7 +122,7 @@ class Summary:
                 far.append(f"{row} ({percent(alone)} alone, {percent(whole)} together)")
         if far:
             caveats.append(
-                f"Members far below their ensemble: {'; '.join(far)}. Members near chance can still make a good detector."
+                f"Members far below their ensemble: {'; '.join(far)}. Members near chance can still detect well."
             )
         if constant := [row for row in results.rows if self._constant(row, score)]:
             caveats.append(f"{score} is the same for every sample of {', '.join(constant)}: it needs several members.")
