@@ -107,6 +107,9 @@ def test_a_run_averages_near_and_far_and_the_full_spectrum(data, tmp_path, capsy
         values = auroc[auroc["family"] == family].set_index("dataset")["value"]
         assert list(values.index) == list(names)
         assert table.auroc("single", family).mean == pytest.approx(values.mean())
+    for shown in (table.detection("pds"), table.by_score(["pds"])):
+        families = [column.name for column in shown.columns if "AUROC" in column.group]
+        assert families == ["near", "far", "near FS", "far FS", *SHIFTS]
     # the full spectrum by hand: ID samples are those of the test set and of the shifts
     evaluation = saved.load(out / "single")
     inside = [evaluation.predictions(name).scores["gaussian"] for name in ("test", *SHIFTS)]
