@@ -37,8 +37,8 @@ class Items:
 
     def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
         with decoding_errors():  # most data sets decode while they fetch
-            item = self.dataset[place]
-        return from_value(input_of(item, self.key))
+            value = input_of(self.dataset[place], self.key)
+        return from_value(value)
 
 
 def input_of(item: Any, key: str = "image") -> Any:

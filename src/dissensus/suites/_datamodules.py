@@ -104,8 +104,7 @@ def _first(dataset: Any, kind: str) -> Any:
     """
     try:
         with decoding_errors():
-            item = _plain(dataset)[0]
-        first = input_of(item)
+            first = input_of(_plain(dataset)[0])
         if not (isinstance(first, Tensor) and first.ndim == 1):
             from_value(first)
     except BadImage as error:
