@@ -162,7 +162,7 @@ class EnsembleDetector(_Base):  # type: ignore[misc]  # pytorch-ood has no types
             raise _exception("RequiresFittingException")
         if self.detector is not None:
             self.detector.ensemble.check_features(tuple(x.shape[1:]), "the input")
-            return self.detector.predict_outputs(self.detector.members(x)).score.to(x.device)
+            return moved(self.detector.predict_outputs(self.detector.members(x)).score, x.device)
         return moved(torch.from_numpy(self.classifier.ood_score(_rows(x))), x.device)
 
 
