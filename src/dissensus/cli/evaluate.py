@@ -67,6 +67,7 @@ def evaluate_runs(
     import pandas as pd
 
     from dissensus import suites
+    from dissensus._core.files import check_folder
     from dissensus._core.outputs import writing
     from dissensus.cli import inputs
     from dissensus.evaluation import results, saved, score_files
@@ -84,7 +85,7 @@ def evaluate_runs(
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
     if scores_out is not None:
         score_files.SCORE_FILES.check(scores_format)
-        score_files.check_folder(place(scores_out))
+        check_folder(place(scores_out), "--scores-out")
         if len(runs) > 1:
             raise DissensusError(f"--scores-out takes one run; got {len(runs)}: evaluate them one by one")
     opened = [Run.open(run) for run in {place(run).resolve(): run for run in runs}.values()]
