@@ -199,6 +199,20 @@ def test_a_server_that_is_not_there_is_one_warning_at_once(tmp_path, monkeypatch
             assert loggers.start("wandb", tmp_path, {}, 0) is None
 
 
+def test_passwords_of_an_address_are_not_printed(tmp_path, monkeypatch):
+    with pytest.raises(DissensusError) as raised:
+        loggers._check_reachable("http://user:secret@127.0.0.1:abc/path?key=secret", "start the server")
+    assert str(raised.value) == "http://127.0.0.1:abc cannot be reached: start the server"
+
+    def opened(*_):
+        raise ConnectionError("GET https://user:secret@host/api failed")
+
+    monkeypatch.setitem(loggers._OPEN, "mlflow", opened)
+    monkeypatch.setattr(extras, "require", lambda *_: None)
+    with pytest.warns(DissensusWarning, match=r"mlflow \(GET https://host/api failed\)"):
+        assert loggers.start("mlflow", tmp_path, {}, 0) is None
+
+
 def test_an_unknown_logger_is_refused_before_any_work(tmp_path, capsys):
     np.savez(tmp_path / "x.npz", features=blobs().rows(slice(None)).numpy(), labels=blobs().labels.numpy())
     with pytest.raises(SystemExit):
