@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from dissensus._core import documents, extras
 from dissensus._core.documents import Document
 from dissensus._core.errors import DissensusError, DissensusWarning
-from dissensus._core.network import reachable
+from dissensus._core.network import reachable, shown, without_credentials
 from dissensus._core.places import is_remote
 
 DOCUMENT = "logger.json"
@@ -190,7 +190,7 @@ _OPEN: dict[Kind, Callable[[Path, str, int | None], tuple[Any, str]]] = {
 
 def _check_reachable(address: str, remedy: str) -> None:
     if not reachable(address):
-        raise DissensusError(f"{address} cannot be reached: {remedy}")
+        raise DissensusError(f"{shown(address)} cannot be reached: {remedy}")
 
 
 def _quiet() -> warnings.catch_warnings[None]:
@@ -199,7 +199,7 @@ def _quiet() -> warnings.catch_warnings[None]:
 
 
 def _warn(kind: Kind, error: Exception) -> None:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = " ".join(without_credentials(str(error)).split())[:200] or type(error).__name__
     warnings.warn(
         f"nothing more is logged to {kind} ({reason}); metrics.jsonl still is", DissensusWarning, stacklevel=4
     )
