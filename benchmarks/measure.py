@@ -46,6 +46,7 @@ class Sizes:
     huge_shards: int = 1526  # of 65,536 rows each: 1e8 rows
     disk_rows: int = 3_000_000  # training samples of the shuffle case: 4.6 GB, more than a run touches
     images: int = 768  # images per extraction: enough to make the start of the reading processes negligible
+    requests: int = 8  # of each client of the serve case, per repeat
     pixels: int = 224  # image height and width
     image_batch: int = 64
     compiler: str = "inductor"  # of torch.compile
@@ -56,7 +57,7 @@ class Sizes:
 
 QUICK = Sizes(
     features=32, classes=20, batch=256, many=10, fit_batches=3, rows=20_000, disk_rows=20_000, huge_shards=3, images=16,
-    pixels=64, image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3, job_passes=20,
+    requests=1, pixels=64, image_batch=8, compiler="aot_eager", job_rows=300, job_classes=3, job_passes=20,
 )  # fmt: skip
 
 

@@ -35,7 +35,6 @@ from dissensus._core.errors import DissensusError
 from dissensus.functional.expressions import DEFAULT_SCORE
 
 CLIENTS = 32
-EACH = 8  # requests of each client per repeat
 FORM = b"multipart/form-data; boundary=boundary"
 GROWTH = 100e6  # bytes of memory that the second half of the load may add
 SECONDS = 120.0  # for the server to start, and for an answer
@@ -58,7 +57,7 @@ def serve(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
     p99, mean = list[float](), list[float]()
 
     def load(port: int, note: bool) -> float:
-        seconds, answers = asyncio.run(together(port, requests * EACH, CLIENTS))
+        seconds, answers = asyncio.run(together(port, requests * sizes.requests, CLIENTS))
         if wrong := [answer.status for answer in answers if answer.status != 200]:
             raise DissensusError(f"the server must answer every image; got status {wrong[0]}")
         if note:
@@ -71,7 +70,7 @@ def serve(sizes: Sizes, repeats: int) -> Sequence[Comparison]:
         first, second = interleave(
             "serve", partial(load, one, False), partial(load, many, True), min(repeats, 5), warm_up=1
         )
-    count = len(requests) * EACH
+    count = len(requests) * sizes.requests
     alone, shared = (tuple(1000 * value / count for value in values) for values in (first, second))
     what = f"{CLIENTS} clients, lite0 at {sizes.pixels} px, {sizes.members} members, one image per pass"
     note = f"{1000 / float(np.median(shared)):.0f} images/s"

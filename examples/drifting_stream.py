@@ -55,9 +55,9 @@ plt.show()
 
 # %% [markdown]
 # ## Batches
-# `batch_test` looks at the images of one batch: how many are out of distribution, at a share of false discoveries. No
-# single image of the weakest noise is unusual enough to be named, and members agree about them; photographs all are.
-# That many are a little unusual is what the monitor sees.
+# `batch_test` looks at the images of one batch: how many are out of distribution, at a false-discovery rate. No single
+# image with the weakest noise is unusual enough to be a discovery, and members agree about these images; all
+# photographs are discoveries. The monitor sees that many images are a little unusual.
 
 # %%
 for name in ("id", "gaussian-noise-1", "photos"):

@@ -52,10 +52,10 @@ print(f"worst group: deep ensemble {worst_group(deep):.2f}, a2d {worst_group(div
 # %% [markdown]
 # ## Ask
 # Which eight images of the new place should be labelled? Those about which members differ: here, for the most part,
-# images whose upper digit says one thing and whose lower digit another. (Class 0 is the 7, class 1 the 9.)
+# images whose upper digit says one thing and whose lower digit another.
 
 # %%
-questions = ask(diverse, pool, count=8)
+questions = ask(diverse, pool, count=8, classes=suite.train.classes)
 print(questions)
 labelled = answers.subset(questions.rows)
 show(labelled, list(range(8)), [f"answer: {answers.classes[label]}" for label in labelled.labels])

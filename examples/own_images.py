@@ -36,7 +36,7 @@ print(f"{len(train)} images to train on, {len(held_out)} to calibrate on, {len(t
 
 # %% [markdown]
 # ## Run the frozen trunk once
-# The features stay in a folder, and can be used for other trainings.
+# The features stay in a folder, and further ensembles can be trained on them.
 
 # %%
 backbone = backbones.create("lite0", layers=1, size=64)

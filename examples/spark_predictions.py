@@ -1,6 +1,6 @@
 """Predict images with Apache Spark: the detector is loaded once per executor by `predict_batch_udf`.
 
-Needs PySpark and Java (`pip install pyspark`). Run and images are paths or URLs that every executor reaches.
+Needs PySpark and Java (`pip install pyspark`). Run and images are paths or URLs that every executor can reach.
 """
 
 import sys

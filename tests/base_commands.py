@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from dissensus.cli import main
+from dissensus.estimators import *  # noqa: F403 - that it works without extras
 
 TINY = "--backbone test_vit --weights random --size 32 --workers 0"
 WORK = [

@@ -16,7 +16,7 @@ import uuid
 import numpy as np
 import pytest
 
-from dissensus._core import outputs
+from dissensus._core import outputs, places
 from dissensus._core.errors import RunError
 from dissensus._core.places import as_text
 from dissensus.cli import READER_GONE, main
@@ -64,15 +64,17 @@ def test_output_that_nobody_reads_is_dropped_without_poll(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("url", "path"),
+    ("url", "windows", "posix"),
     [
-        ("file:///C:/photos/a.png", "C:/photos/a.png"),
-        ("file:///srv/photos", "/srv/photos"),
-        ("/C:/photos", "/C:/photos"),
+        ("file:///C:/photos/a.png", "C:/photos/a.png", "/C:/photos/a.png"),
+        ("file:///srv/photos", "/srv/photos", "/srv/photos"),
+        ("/C:/photos", "/C:/photos", "/C:/photos"),
     ],
 )
-def test_a_file_url_with_a_drive_is_a_path(url, path):
-    assert as_text(url) == path
+def test_a_file_url_with_a_drive_is_a_path(url, windows, posix, monkeypatch):
+    for is_windows, path in ((True, windows), (False, posix)):
+        monkeypatch.setattr(places, "WINDOWS", is_windows)
+        assert as_text(url) == path
 
 
 class Drive(type(pathlib.Path())):
@@ -134,7 +136,21 @@ def test_two_servers_do_not_share_an_address(monkeypatch):
     pytest.importorskip("gradio")
     from dissensus.serve import server
 
+    options = []
+
+    class Recorded(socket.socket):
+        def setsockopt(self, level, option, value):
+            options.append((level, option, value))
+
+        def bind(self, address):
+            options.append("bound")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Recorded)
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
-    assert server._exclusive() == -5
+    server.bind("127.0.0.1", 0).close()
     monkeypatch.delattr(socket, "SO_EXCLUSIVEADDRUSE")
-    assert server._exclusive() == socket.SO_REUSEADDR
+    server.bind("127.0.0.1", 0).close()
+    assert options == [
+        (socket.SOL_SOCKET, -5, 1), "bound", (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1), "bound",
+    ]  # fmt: skip

@@ -32,6 +32,7 @@ SHOTS = (
     Shot("summary-light", 1280, "light"),
     Shot("summary-dark", 1280, "dark"),
     Shot("charts", 1280, "light", "#runs"),
+    Shot("histograms", 1280, "light", "#runs .charts", 344),
     Shot("examples", 1280, "light", "#examples", 700),
     Shot("phone", 390, "light", height=760),
 )
@@ -45,7 +46,8 @@ def take(report: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         for shot in SHOTS:
             page.open(report, width=shot.width, height=shot.height, prefers_color_scheme=shot.colours)
-            where = f"document.querySelector({shot.selector!r}).getBoundingClientRect().top + scrollY"
+            shown = f"[...document.querySelectorAll({shot.selector!r})].find(one => one.getClientRects().length)"
+            where = f"{shown}.getBoundingClientRect().top + scrollY"
             path = folder / f"{shot.name}.png"
             page.shot(path, top=max(0, int(page.eval(where))), height=shot.height)
             Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -79,7 +79,7 @@ def test_it_says_what_it_does(ensemble):
     assert document.labelled == labelled.fingerprint
     assert document.run == "runs/mine"
     assert [way.name for way in document.ways if way.chosen] == ["prior"]
-    assert adapted.way == f"prior on member {document.member}"
+    assert adapted.way == f"prior on member {document.member + 1}"
     assert "on the labels themselves" in adapted.table.text()
     assert document.reason in adapted.reason
     assert "6 labels" in repr(adapted)
@@ -89,7 +89,7 @@ def test_it_says_what_it_does(ensemble):
 def test_the_best_member_and_all_members_are_not_changed(ensemble):
     before = ensemble.fingerprint
     adapted = adapt(ensemble, some(6), "member")
-    assert adapted.way == f"member {adapted.document.member}"
+    assert adapted.way == f"member {adapted.document.member + 1}"
     x = some(6).rows(slice(None))
     torch.testing.assert_close(adapted.ensemble(x)[0], ensemble(x)[adapted.document.member])
     assert ensemble.fingerprint == before
@@ -184,7 +184,7 @@ def test_training_features_that_are_kept_are_those_that_would_be_given(ensemble)
 def test_one_member_is_adapted_without_doubt():
     single = fit(linear(1), blobs(), "single", epochs=5, lr=1e-2, batch_size=32, progress=False)
     adapted = adapt(single, some(6))
-    assert adapted.way == "prior on member 0"
+    assert adapted.way == "prior on member 1"
     assert adapted.document.doubt == ""
 
 
@@ -192,7 +192,7 @@ def test_members_that_are_alike_cannot_be_told_apart(ensemble):
     alike = Ensemble(ensemble.member(0), members=3, init="template")
     adapted = adapt(alike, some(6), train=blobs())
     assert adapted.document.member == 0
-    assert "6 labels cannot tell members 0, 1, 2 apart: label samples on which they differ" in adapted.document.doubt
+    assert "6 labels cannot tell members 1, 2, 3 apart: label samples on which they differ" in adapted.document.doubt
 
 
 def test_members_that_differ_enough_leave_no_doubt():

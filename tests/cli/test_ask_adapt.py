@@ -137,7 +137,7 @@ def test_questions_labels_and_a_run_that_everything_takes(photos, tmp_path, monk
         code, out, err = run(capsys, "export", "there", "--to", target, "--out", where)
         assert code == 0, err
     text = Path("hub/README.md").read_text()
-    assert f"Adapted by prior on member {document.member} with 5 labels (" in text
+    assert f"Adapted by prior on member {document.member + 1} with 5 labels (" in text
     verdicts = Detector.from_pretrained("hub").predict("new")
     assert torch.equal(verdicts.label, Detector.load("there").predict("new").label)
 

@@ -11,11 +11,13 @@ from PIL import Image
 from dissensus import backbones
 from dissensus._core.errors import DataError, RunError
 from dissensus.cli import main
+from dissensus.detection import hub, pretrained
 from dissensus.detection.detector import Detector
 from dissensus.evaluation import saved
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.features import extract
 from dissensus.images import ImageStream
+from dissensus.models.ensemble import Ensemble
 from dissensus.training import new_ensemble
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
@@ -158,6 +160,27 @@ def test_no_access_is_one_line(folder, hub_stub, monkeypatch):
     assert len(hub_stub.requests) == pushed, "known before anything is sent"
 
 
+def test_a_token_is_stripped_and_never_printed(folder, hub_stub, monkeypatch):
+    detector = Detector.load(folder)
+    detector.push_to_hub("blobs", token=" hf_me\n")
+    assert same(detector, Detector.from_pretrained("me/blobs", token="hf_me\n"))
+    for token in ("hf_SEC\nRET", "SEC\nRET"):  # no client sends it, and its message has the header
+        for attempt in (
+            lambda token=token: detector.push_to_hub("me/blobs", token=token),
+            lambda token=token: detector.push_to_hub("blobs", token=token),
+            lambda token=token: Detector.from_pretrained("me/blobs", token=token, force_download=True),
+        ):
+            with refused(r"me/blobs|to blobs") as raised:
+                attempt()
+            assert "RET" not in str(raised.value)
+    for text in (
+        "Illegal header value b'Bearer abc def'", "for hf_abcdefgh: no", "at https://me:abc@host/x", "of abcdef.",
+        "x" * 150 + " abcdefghijklmnop",
+    ):  # fmt: skip
+        monkeypatch.setenv("HF_TOKEN", "abcdefghijklmnop" if "klm" in text else "abcdef")
+        assert "abc" not in hub._first_line(ValueError(text), None)
+
+
 def export(capsys, *arguments):
     try:
         code = main(["export", *map(str, arguments)])
@@ -166,17 +189,19 @@ def export(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def test_the_command_pushes(folder, hub_stub, tmp_path, capsys):
+def test_the_command_pushes(folder, hub_stub, tmp_path, capsys, monkeypatch):
     code, out, err = export(capsys, folder, "--to", "hub", "--push", "blobs", "--private", "--license", "mit")
     repo = hub_stub.repos["models", "me/blobs"]
     assert (code, out) == (0, "detector = Detector.from_pretrained('me/blobs')\n")
     assert f"pushed to {hub_stub.url}/me/blobs/commit/{repo.at().name}\n" in err
     assert repo.private
-    out_folder = tmp_path / "mine"
+    out_folder, saved_to, save = tmp_path / "mine", [], Ensemble.save
+    monkeypatch.setattr(Ensemble, "save", lambda self, path: (saved_to.append(path), save(self, path))[1])
     code, out, err = export(
         capsys, folder, "--to", "hub", "--push", "me/blobs", "--branch", "b", "--license", "mit", "--out", out_folder
     )
     assert (code, out) == (0, "detector = Detector.from_pretrained('me/blobs', revision='b')\n")
+    assert len(saved_to) == 1, "what is pushed is what is kept"
     assert (out_folder / "README.md").read_bytes() == (repo.at("b") / "README.md").read_bytes()
     code, out, err = export(capsys, folder, "--to", "hub", "--push", "you/blobs", "--out", tmp_path / "other")
     assert (code, out) == (2, "")
@@ -186,6 +211,13 @@ def test_the_command_pushes(folder, hub_stub, tmp_path, capsys):
     code, out, err = export(capsys, folder, "--to", "hub", "--push", "me/blobs", "--out", out_folder)
     assert (code, len(hub_stub.requests)) == (2, requests), "the folder is looked at before anything is pushed"
     assert "must be a new or an empty folder" in err
+
+    def full(*_, **__):
+        raise RunError("cannot write it: the disk is full")
+
+    monkeypatch.setattr(pretrained, "write", full)
+    code, out, err = export(capsys, folder, "--to", "hub", "--push", "me/new", "--out", tmp_path / "new")
+    assert (code, "disk is full" in err, ("models", "me/new") in hub_stub.repos) == (2, True, False)
 
 
 def test_a_data_set_is_streamed_from_the_hub(hub_stub, tmp_path, monkeypatch):

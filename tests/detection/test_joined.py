@@ -15,6 +15,7 @@ from PIL import Image
 from dissensus import backbones, images
 from dissensus._core.errors import DataError, DissensusError, RunError
 from dissensus.backbones.joined import JoinedBackbone, JoinedTransform, part_names
+from dissensus.detection import _predicting
 from dissensus.detection.detector import Detector
 from dissensus.detection.image_ensemble import ImageEnsemble
 from dissensus.detection.threshold import Threshold
@@ -73,7 +74,7 @@ def test_p_values_are_combined_as_by_hand(home):
     alone = [Detector.load(home / name / "run") for name in NAMES]
     outputs = [next(iter(d.members.outputs(resolved(f)))) for d, f in zip(alone, others, strict=True)]
     logits = torch.cat([each.logits for each in outputs])
-    values = [d._values(("mahalanobis",), o)[0] for d, o in zip(alone, outputs, strict=True)]
+    values = [_predicting.values(d, ("mahalanobis",), o)[0] for d, o in zip(alone, outputs, strict=True)]
     probs = logits.softmax(-1).mean(0)
     values.append(-(probs * probs.log()).sum(-1))
     half = len(fresh[0]) // 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 
 import numpy as np
 import pytest
@@ -14,13 +14,14 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 import dissensus
-from dissensus._core import extras
 from dissensus._core.errors import DataError, DissensusError
 from dissensus.estimators import DissensusClassifier, EnsembleDetector, pytorch_ood
+from dissensus.functional import checks
 from dissensus.images import ImageSet
 from dissensus.training import fit, new_ensemble
 from tests.conftest import blobs
 from tests.trees import classes
+from website import reference
 
 QUICK = {"members": 2, "epochs": 15, "lr": 0.05, "batch_size": 32}
 
@@ -96,7 +97,27 @@ def test_a_run_scores_images_as_its_detector_does(tmp_path):
         detector.fit_features(features.rows(slice(None)), features.labels)
 
 
-def test_without_the_package_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setitem(extras.EXTRAS, "ood", ("no_such_module",))
-    with pytest.raises(DissensusError, match=r"EnsembleDetector needs no_such_module: pip install '.*\[ood\]'"):
-        importlib.reload(pytorch_ood)
+def test_without_the_package_only_its_use_is_refused(monkeypatch, tmp_path):
+    """Everything of the package can be imported, and the reference lists it."""
+    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    monkeypatch.setitem(sys.modules, "pytorch_ood.api", None)
+    monkeypatch.delitem(sys.modules, pytorch_ood.__name__)
+    for name, value in {"pytorch_ood": pytorch_ood, "EnsembleDetector": EnsembleDetector}.items():
+        monkeypatch.setattr(dissensus.estimators, name, value)  # put back afterwards
+        monkeypatch.delattr(dissensus.estimators, name)
+    names: dict[str, type] = {}
+    exec("from dissensus.estimators import *", names)
+    assert names["EnsembleDetector"] is not EnsembleDetector, "imported without the package"
+    assert names["DissensusClassifier"] is DissensusClassifier
+    for use in (names["EnsembleDetector"], lambda: names["EnsembleDetector"].from_run(tmp_path)):
+        with pytest.raises(DissensusError, match=r"EnsembleDetector needs pytorch_ood: pip install '.*\[ood\]'"):
+            use()
+    assert "EnsembleDetector" in reference.public.__wrapped__()["dissensus.estimators"]
+
+
+def test_scores_are_on_the_device_of_the_features(monkeypatch):
+    features = blobs(60)
+    x = features.rows(slice(None))
+    detector = EnsembleDetector(**QUICK).fit_features(x, features.labels)
+    monkeypatch.setattr(checks, "WITHOUT_FLOAT64", {"cpu"})
+    assert detector.predict_features(x).dtype == torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from pytorch_ood.metrics import functional as theirs
 from safetensors.torch import load_file
 
 from dissensus._core.errors import DataError, DissensusError, UnknownNameError
-from dissensus.evaluation import score_files
-from dissensus.evaluation._evaluate import predict_sets
+from dissensus.evaluation import saved, score_files
+from dissensus.evaluation._evaluate import computed_scores, predict_sets
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.functional import metrics
 from dissensus.training._fit import fit
+from dissensus.training.run import Run
+from dissensus.training.scoring import fit_scores
 from tests import reference
 from tests.commands import refuse, run
 from tests.conftest import blobs, linear
@@ -91,11 +94,13 @@ def test_what_cannot_be_written_is_one_line(evaluated, tmp_path):
         score_files.write(tmp_path / "out", sets, predictions, "pds", "openod")
     with pytest.raises(DataError, match="there is no ood set: add one"):
         score_files.write(tmp_path / "out", sets[:2], predictions, "pds", "openood")
-    with pytest.raises(DissensusError, match="score 'mahalanobis@lite0' was not computed; choose one of"):
+    with pytest.raises(DissensusError, match="score 'mahalanobis@lite0' is not computed for this run; choose one of"):
         score_files.write(tmp_path / "out", sets, predictions, "mahalanobis@lite0", "openood")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").touch()
-    with pytest.raises(DissensusError, match=r"need a new or empty folder; .*out holds something: choose another"):
+    with pytest.raises(
+        DissensusError, match=r"must be a new or an empty folder; .*out holds files: choose another --scores-out"
+    ):
         score_files.write(tmp_path / "out", sets, predictions, "pds", "openood")
 
 
@@ -110,7 +115,7 @@ def test_evaluate_writes_them(tmp_path, capsys):
     assert err.endswith(f"wrote score files for openood to {tmp_path / 'files'}\n")
     columns = pooled(tmp_path / "files", "id", "away")
     assert (columns["conf"] <= 0).all(), "minus the entropy"
-    assert "holds something" in refuse(capsys, "evaluate", tmp_path / "run", *flags, *out)
+    assert "files holds files" in refuse(capsys, "evaluate", tmp_path / "run", *flags, *out)
     code, _, err = run(
         capsys,
         "evaluate",
@@ -129,3 +134,45 @@ def test_evaluate_writes_them(tmp_path, capsys):
         capsys, "evaluate", tmp_path / "run", *flags, "--scores-out", tmp_path / "x", "--scores-format", "ood"
     )
     assert "unknown format of score files 'ood'" in line
+
+
+def test_mistakes_are_found_before_predicting(tmp_path, capsys, monkeypatch):
+    np.savez(tmp_path / "id.npz", features=blobs(seed=2).rows(slice(None)), labels=blobs(seed=2).labels)
+    fit(linear(), blobs(), "deep-ensemble", epochs=1, batch_size=32, progress=False, out=tmp_path / "run")
+    evaluated = partial(refuse, capsys, "evaluate", tmp_path / "run", "--id", tmp_path / "id.npz", "--no-progress")
+
+    def predict(*_, **__):
+        raise AssertionError("predicted first")
+
+    monkeypatch.setattr(saved, "predict_sets", predict)
+    out = ["--scores-out", tmp_path / "files"]
+    assert "there is no ood set: add one with --ood" in evaluated(*out)
+    line = evaluated("--ood", f"a/b={tmp_path}/id.npz", *out)
+    assert (
+        line == "a name has no slash and no leading dot; a set that gives its name to a file is called 'a/b': rename it"
+    )
+    line = evaluated("--ood", f"away={tmp_path}/id.npz", *out, "--score", "combined")
+    assert line.startswith("score 'combined' is not computed for this run; choose one of "), "without a held-out set"
+
+
+def test_the_scores_known_beforehand_are_those_that_are_computed():
+    ensemble, sets = linear(), [SuiteSet("id", "id", blobs(seed=2))]
+    fit_scores(ensemble, blobs())
+    for held_out in (None, blobs(seed=3)):
+        predictions = predict_sets(ensemble, sets, held_out=held_out, progress=False)
+        assert set(computed_scores(ensemble, held_out)) == set(predictions["id"].scores)
+
+
+def test_a_run_is_saved_before_score_files_are_written(evaluated, tmp_path, monkeypatch):
+    sets, predictions = evaluated
+    fit(linear(), blobs(), "deep-ensemble", epochs=1, batch_size=32, progress=False, out=tmp_path / "run")
+    monkeypatch.setattr(saved, "predict_sets", lambda *_, **__: predictions)
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(score_files, "write", full)
+    run = Run.open(tmp_path / "run")
+    with pytest.raises(OSError, match="no space left"):
+        saved.evaluate_run(run, linear(), sets, suite="x", scores=(tmp_path / "out", "openood", None), progress=False)
+    assert saved.is_saved(run.folder, predictions=True)

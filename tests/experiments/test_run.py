@@ -141,7 +141,7 @@ def test_run_does_the_whole_job_and_a_second_call_repeats_nothing(photos, tmp_pa
     assert "AUROC combined" in out
     assert "junk" in out
     assert "folders 3/3: sed-a2d" in err
-    assert "<h1>photos</h1>" in (tmp_path / "run" / "report.html").read_text()
+    assert f"<h1>{photos.name}</h1>" in (tmp_path / "run" / "report.html").read_text()
     frame = results.read(tmp_path / "run" / "results.csv")
     assert set(frame["method"]) == set(methods)
     assert set(frame["dataset"]) == {"id", "blue", "junk"}

@@ -237,7 +237,7 @@ def test_links_to_links_do_not_multiply(tmp_path, monkeypatch):
 def test_files_that_are_passed_over_are_counted_once(tmp_path):
     folder = write(tmp_path / "f", {**GOOD, "b.txt": b"", "c.TXT": b"", "d.pdf": b"", "e": b"", ".hidden": b""})
     packed(tmp_path / "x.tar", {"a.png": plain(), "a.cls": b"1", "a.caption": b""})
-    message = r"4 files are passed over in .*f, no image by the ending: \.txt, \.pdf, no ending\Z"
+    message = r"4 files are passed over in .*f, without the ending of an image: \.txt, \.pdf, no ending\Z"
     with pytest.warns(DissensusWarning, match=message):
         ImageSet.find(folder)
     with warnings.catch_warnings():

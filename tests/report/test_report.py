@@ -30,10 +30,12 @@ from dissensus.evaluation.results import Results
 from dissensus.evaluation.suite import SuiteSet
 from dissensus.evaluation.tables import Column, Row, Table, Value
 from dissensus.features import FeatureSet
+from dissensus.functional import metrics
 from dissensus.functional.classification import Classification
 from dissensus.functional.metrics import detection, threshold
 from dissensus.images import ImageSet
 from dissensus.report import charts, dots, lead, numbers, reproduce, summary, svg
+from dissensus.report import page as pages
 from dissensus.report.runs import Facts
 from dissensus.training.run import Run
 from tests.axe import LOOKS, needs_axe, serious
@@ -421,6 +423,12 @@ def test_a_constant_score_is_reported(page):
     assert "pds is the same for every sample of single: it needs several members." in text
 
 
+def test_the_dashed_line_is_at_the_rate_that_is_allowed(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "FALSE_ALARMS", 0.1)
+    report.write_page(report.gather([runs]), tmp_path / "page.html")
+    assert "At most 10% of" in (tmp_path / "page.html").read_text()
+
+
 def test_studies_are_shown_with_the_papers_rows_marked(page):
     text = page.read_text()
     assert '<tr class="paper"><th scope="row">sed-a2d <small>(paper)</small></th>' in text
@@ -493,6 +501,21 @@ def test_a_study_of_tables_has_charts_and_no_examples_without_images(tmp_path):
     assert "Examples" not in text
     assert "#examples" not in text
     assert "<h1>Grandma&#39;s &lt;photos&gt;</h1>" in text
+
+
+def test_columns_of_a_metric_that_was_registered_come_first_too(monkeypatch):
+    monkeypatch.setattr(metrics, "METRICS", metrics.METRICS.copy())
+
+    @metrics.register(heading="overlap")
+    def overlap(id_scores, ood_scores):
+        """How much two sets overlap."""
+        return 0.0
+
+    columns = tuple(Column(group, "far") for group in ("accuracy %", "overlapping", "overlap pds", "FPR95 %"))
+    table = Table("", ("run",), columns, (Row(("a",), tuple(Value(i / 4) for i in range(4))),))
+    ordered = pages._detection_first(table)
+    assert [column.group for column in ordered.columns] == ["overlap pds", "FPR95 %", "accuracy %", "overlapping"]
+    assert [cell.mean for cell in ordered.rows[0].cells] == [0.5, 0.75, 0, 0.25]
 
 
 def test_tables_become_charts_with_long_names_and_many_rows():

@@ -6,15 +6,17 @@ import re
 import shutil
 
 import pytest
+import torch
 
+import dissensus
 from dissensus import suites
-from dissensus.evaluation import results, saved
+from dissensus.evaluation import results
+from dissensus.evaluation._evaluate import measure, predict_sets
 from dissensus.functional import metrics
 from dissensus.suites import _locate
 from tests.commands import run
 from tests.suites import openood
 from tests.suites.helpers import OWN, by_name, load, recipe_of, refused, roles
-from tests.trees import TINY_FLAGS
 
 NEAR, FAR = ("SSB-hard", "NINCO"), ("iNaturalist", "Textures", "OpenImages-O")
 SHIFTS = ("C", "R", "V2")
@@ -90,29 +92,29 @@ def test_a_list_with_missing_files_is_one_line(data, tmp_path, capsys):
     assert set(NEAR + FAR) & set(by_name(suite)) == {"NINCO", "iNaturalist", "OpenImages-O"}
 
 
-def test_a_run_averages_near_and_far_and_the_full_spectrum(data, tmp_path, capsys):
-    out = tmp_path / "run"
-    code, shown, err = run(
-        capsys, "run", "--suite", "openood-imagenet", "--root", data, "--out", out, *TINY_FLAGS, "--epochs", "5",
-        "--methods", "single", "--lr", "0.05",
-    )  # fmt: skip
-    assert code == 0, err
-    heads = shown.split("AUROC")[1]
-    assert all(heading in heads for heading in ("near FS", "far FS"))
-    assert "FS, full spectrum: ID samples include shifted ones." in " ".join(shown.split())
-    frame = results.read(out / "results.csv")
-    auroc = frame[(frame["metric"] == "auroc") & (frame["score"] == "pds")]
+def test_near_and_far_are_averaged_and_so_is_the_full_spectrum(data):
+    suite = load("openood-imagenet", data)
+    ensemble = dissensus.new_ensemble(suite.train, members=2)
+    dissensus.fit(ensemble, suite.train, "deep-ensemble", epochs=2, lr=0.05, progress=False)
+    predictions = predict_sets(ensemble, suite.sets, score_names=["gaussian"], progress=False)
+    frame = measure(suite.sets, predictions, {"method": "deep-ensemble", "run": "mine"})
     table = results.Results(frame)
+    (row,) = table.rows
+    auroc = frame[(frame["metric"] == "auroc") & (frame["score"] == "pds")]
     for family, names in (("near", NEAR), ("far", FAR)):
         values = auroc[auroc["family"] == family].set_index("dataset")["value"]
         assert list(values.index) == list(names)
-        assert table.auroc("single", family).mean == pytest.approx(values.mean())
+        assert table.auroc(row, family).mean == pytest.approx(values.mean())
+    columns = ["near", "far", "near FS", "far FS", *SHIFTS]
+    assert [column.name for column in table.by_score(["pds"]).columns] == columns
+    for shown in (table.detection("pds"), table.summary(score="pds")):
+        found = [column.name for column in shown.columns if "AUROC" in column.group]
+        assert sorted(found) == sorted(columns)
+        assert "FS, full spectrum: ID samples include shifted ones." in shown.note
     # the full spectrum by hand: ID samples are those of the test set and of the shifts
-    evaluation = saved.load(out / "single")
-    inside = [evaluation.predictions(name).scores["gaussian"] for name in ("test", *SHIFTS)]
-    pooled = inside[0].new_tensor([value for part in inside for value in part.tolist()])
+    pooled = torch.cat([predictions[name].scores["gaussian"] for name in ("test", *SHIFTS)])
     for name in NEAR + FAR:
-        expected = metrics.detection(pooled, evaluation.predictions(name).scores["gaussian"])
+        expected = metrics.detection(pooled, predictions[name].scores["gaussian"])
         rows = frame[(frame["dataset"] == name) & (frame["role"] == "full-spectrum") & (frame["score"] == "gaussian")]
         assert dict(zip(rows["metric"], rows["value"], strict=True)) == pytest.approx(expected, abs=1e-6)
         assert rows["family"].iloc[0] == ("near FS" if name in NEAR else "far FS")

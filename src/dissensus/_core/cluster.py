@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from dissensus._core import extras
+from dissensus._core import extras, network
 from dissensus._core.errors import DissensusError
 
 T = TypeVar("T")
@@ -101,7 +100,7 @@ def _check_reachable(address: str) -> None:
     """Raise `OSError` if nothing answers at HOST:PORT: Ray would end this process after a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
+        network.connect(host, int(port))
 
 
 def _guarded(shared: tuple[Callable[[Any, Any], T], Any, str], item: Any) -> tuple[DissensusError | None, T | None]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from dissensus._core.errors import RunError
+from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.places import filesystem, is_remote, place, storage_errors, upload
 
 TEMPORARY = ".tmp"
@@ -187,14 +187,21 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise RunError(f"the output must be in a folder that you may write to; {there} is not: choose another --out")
 
 
-def check_folder(out: Path) -> None:
+def check_folder(out: Path, option: str = "--out") -> None:
     """Raise `RunError` if `out` is not a new or empty folder: changes made by hand would be lost."""
+    remedy = REMEDY.replace("--out", option)
     if not out.name:
-        raise RunError(f"--out must name a new folder; got {str(out)!r}")
+        raise RunError(f"{option} must name a new folder; got {str(out)!r}")
     if out.exists() and not out.is_dir():
-        raise RunError(f"--out must name a folder; {out} is a file: {REMEDY}")
+        raise RunError(f"{option} must name a folder; {out} is a file: {remedy}")
     if out.is_dir() and any(out.iterdir()):
-        raise RunError(f"--out must be a new or an empty folder; {out} holds files: {REMEDY}")
+        raise RunError(f"{option} must be a new or an empty folder; {out} holds files: {remedy}")
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise if a name cannot be that of a file or folder; `what` says whose it is."""
+    if name.startswith(".") or any(character in name for character in "/\\\0"):
+        raise DissensusError(f"a name has no slash and no leading dot; {what} is called {name!r}: rename it")
 
 
 def make_folder(path: Path) -> None:

@@ -38,6 +38,7 @@ FRESH: dict[str, Any] = {"use_listings_cache": False}
 STORAGE_MODULES = ("botocore", "aiobotocore", "aiohttp", "google", "gcsfs", "azure", "huggingface_hub", "s3fs")
 
 
+WINDOWS = os.name == "nt"
 _DRIVE = re.compile(r"/[A-Za-z]:/")  # file:///C:/photos
 
 
@@ -50,7 +51,7 @@ def as_text(where: str | os.PathLike[str]) -> str:
     """Return a path or URL as text; a URL with file:// is a path."""
     text = os.fspath(where) if not is_url(where) else str(where)
     path = text.removeprefix("file://")
-    return path if path == text or not _DRIVE.match(path) else path[1:]
+    return path[1:] if WINDOWS and path != text and _DRIVE.match(path) else path
 
 
 def place(where: str | os.PathLike[str]) -> Path:

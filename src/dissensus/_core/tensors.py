@@ -73,7 +73,7 @@ def read_some(
     try:
         with storage_errors(path, error), local_copy(path) as copy, safe_open(copy, framework="pt") as file:
             names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118 (no dictionary)
-            # Cloned, because safetensors maps the file: whoever truncates or alters it later would change the values.
+            # Cloned, because safetensors maps the file: truncating or altering it later would change the values.
             return {name: file.get_tensor(name).clone() for name in names}, (file.metadata() or {}).get(DIGEST, "")
     except (OSError, SafetensorError, ValueError) as cause:
         reason = " ".join(str(cause).split())[:120]

@@ -1,6 +1,6 @@
-"""What is printed: names of files and classes are made by others, and must not control the terminal.
+"""What is printed: names of files and classes come from others, and must not control the terminal.
 
-A file may be called "\\x1b[2J.jpg", which clears the screen of whoever prints it as it is. All output goes through
+A file may be called "\\x1b[2J.jpg", which clears the screen if it is printed as it is. All output goes through
 this module.
 """
 

@@ -100,7 +100,7 @@ def adapt(
         labels=n,
         per_class={names[c]: int((samples.labels == c).sum()) for c in samples.present},
         by=by,
-        way=way if member is None else f"{way} on member {member}" if way.startswith("prior") else f"member {member}",
+        way=way if member is None else _named(way, member),
         member=member,
         cross_validated=enough,
         ways=tuple(Way(name=name, accuracy=value, chosen=name == way) for name, value in accuracy.items()),
@@ -109,6 +109,11 @@ def adapt(
         before=() if before is None else (*before.before, before.summary),
     )
     return Adapted(adapted, document)
+
+
+def _named(way: str, member: int) -> str:
+    """A way with its member, which people count from 1."""
+    return f"{way} on member {member + 1}" if way.startswith("prior") else f"member {member + 1}"
 
 
 def _on_cpu(ensemble: Ensemble) -> Ensemble:
@@ -260,7 +265,7 @@ def _doubt(samples: Samples) -> str:
             needed = max(needed, more) if more and needed >= 0 else -1
     if not rivals:
         return ""
-    shown = ", ".join(map(str, sorted([best, *rivals])[:8])) + (", ..." if len(rivals) > 7 else "")
+    shown = ", ".join(str(m + 1) for m in sorted([best, *rivals])[:8]) + (", ..." if len(rivals) > 7 else "")
     advice = f"label about {needed} more" if needed > 0 else "label samples on which they differ, as `ask` chooses them"
     return f"{counted(n)} cannot tell members {shown} apart: {advice}."
 

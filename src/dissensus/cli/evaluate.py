@@ -60,13 +60,14 @@ def evaluate_runs(
         format: how to print the table: text, Markdown (md), LaTeX (tex), csv or json.
         out: write every value, one per row, to this file too (.csv, .json, .md, .tex).
         scores_out: write the score of every sample of one run to files in this new folder, for other libraries.
-        scores_format: whose files: openood, .npz and tables by its definitions; pytorch-ood, tensors for its metrics.
+        scores_format: openood: .npz files, and tables by OpenOOD's definitions; pytorch-ood: tensors for its metrics.
         keep: save the predictions in the run folder too, for dissensus report.
         progress: show a progress bar when stderr is a terminal.
     """
     import pandas as pd
 
     from dissensus import suites
+    from dissensus._core.files import check_folder
     from dissensus._core.outputs import writing
     from dissensus.cli import inputs
     from dissensus.evaluation import results, saved, score_files
@@ -84,7 +85,7 @@ def evaluate_runs(
         raise DissensusError(f"--out must end in {', '.join(results.SUFFIXES)}; got {out}")
     if scores_out is not None:
         score_files.SCORE_FILES.check(scores_format)
-        score_files.check_folder(place(scores_out))
+        check_folder(place(scores_out), "--scores-out")
         if len(runs) > 1:
             raise DissensusError(f"--scores-out takes one run; got {len(runs)}: evaluate them one by one")
     opened = [Run.open(run) for run in {place(run).resolve(): run for run in runs}.values()]

@@ -24,11 +24,11 @@ def export(
 ) -> None:
     """Write a run as an ONNX file, a model for Triton, a timm checkpoint, or a folder for the Hugging Face hub.
 
-    onnx: pixels or features in, and another false-alarm rate, if wanted; label, logits, members' probabilities, score,
-    p-value and verdict out, in batches of any size. triton: the same as a folder for a model repository of Triton, with
-    config.pbtxt and dynamic batching. timm: the soup, one model with the mean of the members' weights; it classifies,
-    but detects nothing. hub: everything that Detector.from_pretrained needs, trunk included, with a model card; --push
-    uploads it, with the token of hf auth login or HF_TOKEN.
+    onnx: takes pixels or features, optionally also a false-alarm rate, and returns label, logits, members'
+    probabilities, score, p-value and verdict, in batches of any size. triton: the same as a folder for a model
+    repository of Triton, with config.pbtxt and dynamic batching. timm: the soup, one model with the mean of the
+    members' weights; it classifies but does not detect. hub: everything that Detector.from_pretrained needs, trunk
+    included, with a model card; --push uploads it, with the token of hf auth login or HF_TOKEN.
 
     ONNX files and checkpoints are compared with PyTorch first, and agree to 1e-4.
 

@@ -35,10 +35,10 @@ def serve(
         run: a run folder, preferably calibrated: dissensus calibrate.
         host: the address to listen on; 0.0.0.0 is every address, open to everyone who can reach this machine.
         port: the port to listen on; 0 picks a free one.
-        allow_host: names under which the server is reached, besides localhost, --host and addresses; * is any.
+        allow_host: names under which the server is reached, besides localhost, --host and IP addresses; * allows any.
         max_upload_mb: the largest upload in MB: a file on the page, a request to the API.
-        max_pixels: the largest image in megapixels, refused before it is decoded.
-        max_seconds: the time for a request, after which it is refused; SIGTERM waits as long for those that run.
+        max_pixels: the largest image in megapixels; a larger one is rejected before it is decoded.
+        max_seconds: the time limit of a request in seconds; after SIGTERM, running requests have as long to finish.
         max_batch: images that share a pass of the trunk, at most.
         max_wait_ms: the time in ms for which a pass waits for images that are being decoded.
         examples: a folder of images to click; by default some that the run was evaluated on.

@@ -45,8 +45,8 @@ def watch(
 ) -> None:
     """Watch a stream of images or verdicts: is what comes in still what the run was calibrated on?
 
-    An alarm has one false-alarm rate for the whole stream, however long. Prints when it starts, a status every so many
-    samples, the alarm with its reason, and a summary.
+    An alarm has one false-alarm rate for the whole stream, however long. Prints a line at the start, a status
+    every --every samples, the alarm with its reason, and a summary.
 
     Args:
         run: a calibrated run folder: dissensus calibrate.

@@ -52,7 +52,7 @@ class Recent:
             most = max(self.parts, key=lambda name: self.parts[name], default=None)
             return text if most is None else f"{text}, most of them by {most}"
         mean = self.p_values / self.count
-        side = "higher" if mean < 0.45 else "lower" if mean > 0.55 else "distributed otherwise"
+        side = "higher" if mean < 0.45 else "lower" if mean > 0.55 else "distributed differently"
         return f"scores are {side} than in calibration: the mean p-value is {mean:.2f}, 0.50 expected"
 
     def classes(self, expected: NDArray[np.int64], names: Sequence[str]) -> str:

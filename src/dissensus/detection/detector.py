@@ -8,29 +8,24 @@ for verdict in detector.predict(["cat.jpg", "what.png"]):
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from huggingface_hub import CommitInfo
-from torch import Tensor
 
-from dissensus._core.errors import DataError, DissensusError, DissensusWarning, RunError
+from dissensus._core.errors import DissensusError, RunError
 from dissensus._core.outputs import writing
 from dissensus._core.places import place
 from dissensus.backbones import Backbone, joined
-from dissensus.detection import pretrained
+from dissensus.detection import _calibration, _predicting, _streaming, pretrained
 from dissensus.detection.members import BATCH, Members, Outputs
-from dissensus.detection.samples import PathLike, Resolved, Samples, resolve, stream_of
-from dissensus.detection.threshold import HeldOut, Identity, Threshold
+from dissensus.detection.samples import PathLike, Samples, resolve
+from dissensus.detection.threshold import Identity, Threshold
 from dissensus.detection.verdicts import Verdict, Verdicts, class_names
 from dissensus.features import FeatureSet
 from dissensus.features.joined import JoinedFeatures
-from dissensus.features.loader import Batch
-from dissensus.functional import aggregates, comparisons, expressions
+from dissensus.functional import aggregates, expressions
 from dissensus.images import ImageSet, ImageStream
 from dissensus.models.ensemble import Ensemble
 from dissensus.training.run import Run, writing_run
@@ -132,7 +127,7 @@ class Detector:
             local_files_only: Use the cache alone.
 
         Raises:
-            RunError: If there is none, no access to it, or it is damaged.
+            RunError: If there is no such detector or no access to it, or it is damaged.
         """
         return cls(
             **pretrained.read(
@@ -192,7 +187,7 @@ class Detector:
             The URL of the commit, with `pr_url` and more as attributes.
 
         Raises:
-            RunError: If the name is none, nobody is logged in, or the hub is not reached or refuses.
+            RunError: If the name is invalid, nobody is logged in, or the hub cannot be reached or refuses the push.
         """
         return pretrained.push(
             self, repo_id, commit_message=commit_message, private=private, token=token, branch=branch,
@@ -237,12 +232,9 @@ class Detector:
     @property
     def score_name(self) -> str:
         """The score, or the combination of scores, as an expression; without a calibration, a single one."""
-        return self._alone if self.threshold is None else self.threshold.name
-
-    @property
-    def _alone(self) -> str:
-        """The score where there is nothing to combine several by."""
-        return expressions.default_score(self.ensemble.fitted, alone=True)
+        if self.threshold is not None:
+            return self.threshold.name
+        return expressions.default_score(self.ensemble.fitted, alone=True)  # there is nothing to combine several by
 
     def to(self, device: torch.device | str) -> Detector:
         """Move the detector to a device."""
@@ -284,39 +276,7 @@ class Detector:
         Warns:
             DissensusWarning: If the samples are the training data.
         """
-        names, weights = expressions.choose(score, self.ensemble.fitted)
-        resolved = resolve(samples)
-        expressions.check_count(names[:1] if score is None else names, len(resolved.source), false_alarms)
-        if isinstance(resolved.source, FeatureSet) and resolved.source.passes > 1:
-            raise DataError(
-                f"calibration needs each image once, as in use; these features are {resolved.source.passes} augmented "
-                "passes: extract them without --augment"
-            )
-        if self.was_trained_on(resolved.source):
-            warnings.warn(
-                "calibration needs ID samples that were not trained on; these are the training data, on which members "
-                "agree most: there will be more false alarms than allowed",
-                DissensusWarning,
-                stacklevel=2,
-            )
-        computed = names if score is not None else tuple(dict.fromkeys([*names, self._alone]))
-        parts, labels, differing = list[Tensor](), list[Tensor](), list[Tensor]()
-        for outputs in self.members.outputs(resolved, progress):
-            parts.append(torch.stack([value.float() for value in self._values(computed, outputs)]))
-            labels.append(self._log_probs(outputs.logits).argmax(-1).cpu())
-            differing.append(comparisons.disagreement(outputs.logits.argmax(-1)).cpu())
-        held_out = HeldOut(torch.cat(labels), torch.cat(differing))
-        by_name = dict(zip(computed, torch.cat(parts, 1), strict=True))
-        by_label = held_out.labels if by_class else None
-        try:
-            chosen = {name: by_name[name] for name in names}
-            threshold = Threshold.calibrate(chosen, false_alarms, by_label, self.classes, weights=weights)
-        except DataError:  # too few samples
-            if score is not None or len(names) == 1:
-                raise
-            alone = {self._alone: by_name[self._alone]}  # half as many are enough for one score
-            threshold = Threshold.calibrate(alone, false_alarms, by_label, self.classes)
-        self.threshold = replace(threshold, held_out=held_out)
+        self.threshold = _calibration.threshold(self, samples, false_alarms, score, by_class, progress)
         return self
 
     def was_trained_on(self, samples: object) -> bool:
@@ -370,63 +330,11 @@ class Detector:
         Yields:
             One verdict per sample; an image that cannot be read has an `error`.
         """
-        source = stream_of(samples)
-        if isinstance(source, FeatureSet | JoinedFeatures):
-            numbers = map(str, itertools.count())
-            for outputs in self.members.outputs(Resolved(source)):
-                names = list(itertools.islice(numbers, len(outputs.features)))
-                yield from self.predict_outputs(outputs).named(names)
-            return
-        with self.members.encoder.stream(source, batch_size=batch_size, workers=workers, shards=shards) as batches:
-            if not isinstance(source, ImageStream):
-                for batch, features in batches:
-                    yield from self._of_batch(batch, features)
-                return
-            # Shards are read side by side: their verdicts wait until it is their turn.
-            order = list(range(len(source)) if shards is None else shards)
-            waiting, complete = dict[int, list[Verdict]](), set[int]()
-            for batch, features in batches:
-                waiting.setdefault(batch.request.shard, []).extend(self._of_batch(batch, features))
-                complete |= {batch.request.shard} if batch.request.last else set()
-                yield from waiting.pop(order[0], ())
-                while order and order[0] in complete:
-                    order.pop(0)
-                    yield from waiting.pop(order[0], ()) if order else ()
-
-    def _of_batch(self, batch: Batch, features: Tensor) -> Iterator[Verdict]:
-        """Yield a verdict for every image of a batch, whose readable ones have these features."""
-        verdicts: Iterator[Verdict] = iter(())
-        if len(features):
-            names = [batch.names[i] for i in batch.readable]
-            verdicts = iter(self.predict_outputs(self.members(features)).named(names))
-        for position, name in enumerate(batch.names):
-            reason = batch.errors.get(position)
-            yield next(verdicts) if reason is None else Verdict(name, error=reason)
+        return _streaming.stream(self, samples, batch_size, workers, shards)
 
     def predict_outputs(self, outputs: Outputs) -> Verdicts:
         """Return the verdicts that follow from the members' logits (M, B, C) and the features (B, ...)."""
-        logits = outputs.logits
-        log_probs, label = self._log_probs(logits).max(-1)
-        label, confidence, votes = label.cpu(), log_probs.exp().cpu(), logits.argmax(-1).to(torch.int32).cpu()
-        rule = self.threshold
-        if rule is None:
-            return Verdicts(
-                label, confidence, self._values((self.score_name,), outputs)[0].float(), votes, self.classes
-            )
-        values = self._values(rule.scores, outputs)
-        score = rule.score(values)
-        limit = rule.limits(label)
-        p_value = rule.calibrated.p_values(score, label)
-        verdicts = Verdicts(label, confidence, score, votes, self.classes, p_value, limit, score > limit)
-        return replace(verdicts, parts=rule.parts(values), scores=rule.scores)
-
-    @torch.inference_mode()
-    def _values(self, names: Sequence[str], outputs: Outputs) -> list[Tensor]:
-        return expressions.values(names, outputs.logits, outputs.features, self.ensemble.fitted)
-
-    def _log_probs(self, logits: Tensor) -> Tensor:
-        log_probs: Tensor = aggregates.AGGREGATES[self.aggregate](logits)
-        return log_probs
+        return _predicting.verdicts(self, outputs)
 
 
 def _size(info: Mapping[str, Any]) -> str:

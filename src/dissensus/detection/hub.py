@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 from huggingface_hub import CommitInfo, HfApi, constants, get_token, snapshot_download
 from huggingface_hub.errors import (
@@ -25,10 +26,13 @@ from huggingface_hub.errors import (
 
 from dissensus import __version__
 from dissensus._core.errors import RunError
+from dissensus._core.network import shown, without_credentials
 from dissensus.backbones import weights
 
 NAME = r"\w[\w.-]*"
 LOGIN = "log in with hf auth login, or set HF_TOKEN"
+SECRET = re.compile(r"(?<=Bearer )[^'\"]+|\bhf_[A-Za-z0-9]{6,}")  # in messages of the hub's client
+HIDDEN = "***"
 
 
 def is_repository(name: str) -> bool:
@@ -62,7 +66,7 @@ def fetch(
     Raises:
         RunError: If there is no such repository or revision, or no access to it.
     """
-    offline = constants.HF_HUB_OFFLINE
+    token, offline = _stripped(token), constants.HF_HUB_OFFLINE
     try:
         with nullcontext() if local_files_only else weights.offline_unless_reachable():
             folder = snapshot_download(
@@ -70,7 +74,7 @@ def fetch(
                 local_files_only=local_files_only, allow_patterns=list(patterns),
             )  # fmt: skip
     except Exception as error:  # the network, the hub's client and its cache raise many kinds
-        reason, remedy = _problem(error, repo_id, revision)
+        reason, remedy = _problem(error, repo_id, revision, token)
         if isinstance(error, LocalEntryNotFoundError):
             if local_files_only:
                 reason, remedy = "its cache has none", "leave out local_files_only, and it is fetched"
@@ -90,10 +94,11 @@ def name_of(repo_id: str, token: str | None) -> str:
         token: The user's; None: that of `hf auth login` or HF_TOKEN.
 
     Raises:
-        RunError: If it is no name, or there is no valid token.
+        RunError: If the name is invalid, or there is no valid token.
     """
     if not re.fullmatch(f"({NAME}/)?{NAME}", repo_id):
         raise RunError(f"a repository on the hub is named OWNER/NAME; got {repo_id!r}: give one, such as me/detector")
+    token = _stripped(token)
     if not (token or get_token()):
         raise RunError(f"cannot push to {repo_id}: not logged in to the hub; {LOGIN}")
     if "/" in repo_id:
@@ -102,7 +107,7 @@ def name_of(repo_id: str, token: str | None) -> str:
         with weights.offline_unless_reachable():
             return f"{HfApi(token=token).whoami()['name']}/{repo_id}"
     except Exception as error:  # as above
-        raise _cannot_push(error, repo_id, None) from error
+        raise _cannot_push(error, repo_id, None, token) from error
 
 
 def push(
@@ -129,8 +134,9 @@ def push(
         create_pr: Open a pull request with the commit instead.
 
     Raises:
-        RunError: If the hub is not reached, or refuses.
+        RunError: If the hub cannot be reached, or refuses the push.
     """
+    token = _stripped(token)
     api = HfApi(token=token, library_name="dissensus", library_version=__version__)
     try:
         with weights.offline_unless_reachable():
@@ -143,22 +149,30 @@ def push(
                 delete_patterns=list(replace),
             )  # fmt: skip
     except Exception as error:  # as above
-        raise _cannot_push(error, repo_id, branch) from error
+        raise _cannot_push(error, repo_id, branch, token) from error
 
 
-def _cannot_push(error: Exception, repo_id: str, revision: str | None) -> RunError:
-    reason, remedy = _problem(error, repo_id, revision)
+T = TypeVar("T", str | None, str | bool | None)
+
+
+def _stripped(token: T) -> T:
+    """A token without the line break that it has if it was read from a file: HTTP does not allow one."""
+    return token.strip() or None if isinstance(token, str) else token
+
+
+def _cannot_push(error: Exception, repo_id: str, revision: str | None, token: str | None) -> RunError:
+    reason, remedy = _problem(error, repo_id, revision, token)
     return RunError(f"cannot push to {repo_id}: {reason}; {remedy}")
 
 
-def _problem(error: Exception, repo_id: str, revision: str | None) -> tuple[str, str]:
+def _problem(error: Exception, repo_id: str, revision: str | None, token: str | bool | None) -> tuple[str, str]:
     """Return what is wrong and what to do about it, in a few words each."""
     check = "check the name and the network"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, LocalEntryNotFoundError):
         cause = error.__cause__
         if isinstance(cause, HfHubHTTPError):  # an answer, but not a file
-            return _problem(cause, repo_id, revision)
+            return _problem(cause, repo_id, revision, token)
         return "it cannot be reached, and its cache has none", check
     if isinstance(error, OfflineModeIsEnabled):
         return "the hub cannot be reached", "check the network, and whether HF_HUB_OFFLINE is set"
@@ -167,7 +181,7 @@ def _problem(error: Exception, repo_id: str, revision: str | None) -> tuple[str,
     if isinstance(error, RevisionNotFoundError):
         return f"the repository has no such revision as {revision}", "give a branch, tag or commit that it has"
     if isinstance(error, GatedRepoError):
-        return "its owner restricts access", f"ask for it at {constants.ENDPOINT}/{repo_id}, and {LOGIN}"
+        return "its owner restricts access", f"ask for it at {shown(constants.ENDPOINT)}/{repo_id}, and {LOGIN}"
     if isinstance(error, RepositoryNotFoundError):
         return "there is no such repository, or it is a private one", f"check the name, or {LOGIN}"
     if status == 401:
@@ -175,12 +189,18 @@ def _problem(error: Exception, repo_id: str, revision: str | None) -> tuple[str,
     if status == 403:
         return "the token has no permission for it", "use one that has, or another name"
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):  # of one of the files
-        return _problem(error.__cause__, repo_id, revision)
+        return _problem(error.__cause__, repo_id, revision, token)
     if isinstance(error, HFValidationError):
-        return f"{_first_line(error)}", "give OWNER/NAME"
-    return _first_line(error), check
+        return _first_line(error, token), "give OWNER/NAME"
+    return _first_line(error, token), check
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception, token: str | bool | None) -> str:
+    """The message of an error, shortened, without tokens and passwords."""
     text = getattr(error, "server_message", None) or str(error)
+    for secret in (token, get_token()):
+        if isinstance(secret, str) and secret:
+            for form in (secret, repr(secret)[1:-1]):  # clients print a header as a literal
+                text = text.replace(form, HIDDEN)
+    text = SECRET.sub(HIDDEN, without_credentials(text))
     return " ".join((text.strip() or type(error).__name__).split())[:160].rstrip(" .")

@@ -1,6 +1,6 @@
 """Monitor: is what comes in still what the detector was calibrated on?
 
-monitor = Monitor(detector)                       # on an undisturbed stream it ever rings with probability 1%
+monitor = Monitor(detector)                       # a false alarm has probability 1% at most, however long the stream
 for verdict in detector.stream(paths):
     if alarm := monitor.add(verdict):
         print(alarm)
@@ -78,7 +78,7 @@ class Monitor:
         """Count a verdict; return the alarm if this sample raises it.
 
         Raises:
-            DataError: If the verdict has no score and p-value, or its class is none of the detector's.
+            DataError: If the verdict has no score and p-value, or its class is not one of the detector's.
         """
         if verdict.error is not None:
             with self._lock:
@@ -133,7 +133,7 @@ class Monitor:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers to export: samples, verdicts, the log10 wealth of each test and at which the alarm rings."""
+        """Return numbers to export: samples, verdicts, log10 of each test's wealth and of the alarm limit."""
         with self._lock:
             wealth = {f"log10_wealth_{name}": test.log_wealth / math.log(10) for name, test in self.tests.items()}
             return {

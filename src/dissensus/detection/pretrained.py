@@ -100,18 +100,34 @@ def write(detector: Detector, out: Path, repo_id: str, **about: Any) -> None:
 
 
 def push(
-    detector: Detector, repo_id: str, *, license: str | None = None, datasets: Sequence[str] = (), **options: Any
+    detector: Detector,
+    repo_id: str,
+    *,
+    out: Path | None = None,
+    license: str | None = None,
+    datasets: Sequence[str] = (),
+    **options: Any,
 ) -> CommitInfo:
     """Push a detector to the hub; arguments as for `Detector.push_to_hub`.
+
+    With `out`, a new or empty folder, what is pushed stays there. It is written before it is pushed, and moved there
+    afterwards: a full disk is noticed before the hub has anything, and a push that fails leaves no folder.
 
     Raises:
         RunError: If it cannot be written, or the hub does not take it.
     """
+    if out is not None:
+        check_folder(out)
     name = hub.name_of(repo_id, options.get("token"))
+    with _temporary() if out is None else assembling(out) as folder:
+        write(detector, folder, name, license=license, datasets=datasets)
+        return hub.push(folder, name, replace=FETCHED, **options)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dissensus-") as folder:
-        written = Path(folder) / name.rpartition("/")[2]
-        write(detector, written, name, license=license, datasets=datasets)
-        return hub.push(written, name, replace=FETCHED, **options)
+        yield Path(folder) / "detector"
 
 
 def _config(detector: Detector) -> HubDocument:

@@ -9,6 +9,7 @@ Scores are larger for samples that are more likely OOD, in both libraries.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -23,21 +24,30 @@ from dissensus.backbones.joined import parts_of
 from dissensus.backbones.transforms import Preprocessing
 from dissensus.detection.detector import Detector
 from dissensus.estimators.classifier import DissensusClassifier
+from dissensus.functional.checks import moved
 
-extras.require("ood", "EnsembleDetector")
-
-from pytorch_ood.api import (  # noqa: E402
-    DetectorInfo,
-    FeaturesDetector,
-    ModelNotSetException,
-    Paper,
-    RequiresFittingException,
-    Task,
-)
-from pytorch_ood.utils import extract_features, is_known  # noqa: E402
+# Without the extra, the name can be imported as the others of the package; making a detector is what raises.
+_Base: Any = object if extras.missing("ood") else importlib.import_module("pytorch_ood.api").FeaturesDetector
 
 
-class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood has no types
+def _info() -> Any:
+    """Return what pytorch-ood shows of a detector; None without it."""
+    if extras.missing("ood"):
+        return None
+    from pytorch_ood.api import DetectorInfo, Paper, Task
+
+    return DetectorInfo(
+        tasks={Task.CLASSIFICATION},
+        paper=Paper(
+            title="Scalable Ensemble Diversification for OOD Generalization and Detection",
+            venue="arXiv",
+            year=2024,
+            url="https://arxiv.org/abs/2409.16797",
+        ),
+    )
+
+
+class EnsembleDetector(_Base):  # type: ignore[misc]  # pytorch-ood has no types
     """A detector of pytorch-ood made of an ensemble on frozen features.
 
     Args:
@@ -54,15 +64,7 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
     """
 
     requires_fit = True
-    info: ClassVar[DetectorInfo] = DetectorInfo(
-        tasks={Task.CLASSIFICATION},
-        paper=Paper(
-            title="Scalable Ensemble Diversification for OOD Generalization and Detection",
-            venue="arXiv",
-            year=2024,
-            url="https://arxiv.org/abs/2409.16797",
-        ),
-    )
+    info: ClassVar[Any] = _info()
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
         random_state: int = 0,
         **options: Any,
     ) -> None:
+        extras.require("ood", "EnsembleDetector")
         super().__init__()
         self.encoder = encoder
         self.classifier = DissensusClassifier(
@@ -92,8 +95,9 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
 
         Raises:
             RunError: If there is no finished run, or it is damaged.
-            DissensusError: If the run has several backbones.
+            DissensusError: If pytorch-ood is not installed, or the run has several backbones.
         """
+        extras.require("ood", "EnsembleDetector")
         loaded = Detector.load(run, device=device)
         if parts_of(loaded.backbone_info):
             raise DissensusError(f"a detector of pytorch-ood has one encoder; {run} has several backbones: use one run")
@@ -121,8 +125,10 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
 
     def fit(self, data_loader: DataLoader[Any]) -> Self:
         """Train an ensemble on the encoder's features of batches (images, labels); labels below 0 are left out."""
+        from pytorch_ood.utils import extract_features
+
         if self.encoder is None:
-            raise ModelNotSetException
+            raise _exception("ModelNotSetException")
         features, labels = extract_features(data_loader, self.encoder, self.device or "cpu")
         return self.fit_features(features, labels)
 
@@ -132,6 +138,8 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
         Raises:
             DissensusError: If there are fewer than two classes, or the detector is that of a run.
         """
+        from pytorch_ood.utils import is_known
+
         if self.detector is not None:
             raise DissensusError("the detector of a run is trained already: create one without the run to fit it")
         known = is_known(y)
@@ -142,7 +150,7 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
     def predict(self, x: Tensor) -> Tensor:
         """Score images (B, C, H, W), as the encoder takes them: (B,), larger = more likely OOD."""
         if self.encoder is None:
-            raise ModelNotSetException
+            raise _exception("ModelNotSetException")
         device = self.device
         with torch.no_grad():
             scores: Tensor = self.predict_features(self.encoder(x if device is None else x.to(device)))
@@ -151,11 +159,17 @@ class EnsembleDetector(FeaturesDetector):  # type: ignore[misc]  # pytorch-ood h
     def predict_features(self, x: Tensor) -> Tensor:
         """Score features (B, D); in a run those of its trunk, (B, ...): (B,), larger = more likely OOD."""
         if not self._fitted:
-            raise RequiresFittingException
+            raise _exception("RequiresFittingException")
         if self.detector is not None:
             self.detector.ensemble.check_features(tuple(x.shape[1:]), "the input")
-            return self.detector.predict_outputs(self.detector.members(x)).score.to(x.device)
-        return torch.from_numpy(self.classifier.ood_score(_rows(x))).to(x.device)
+            return moved(self.detector.predict_outputs(self.detector.members(x)).score, x.device)
+        return moved(torch.from_numpy(self.classifier.ood_score(_rows(x))), x.device)
+
+
+def _exception(name: str) -> Exception:
+    """Return an exception of pytorch-ood."""
+    raised: Exception = getattr(importlib.import_module("pytorch_ood.api"), name)()
+    return raised
 
 
 def _rows(x: Tensor) -> Any:

@@ -96,7 +96,6 @@ def predict_sets(
     for s in sets if held_out is None else [*sets, SuiteSet("held-out", "shift", held_out)]:
         _check_set(ensemble, s, classes)
     names = _score_names(ensemble, score_names)
-    names += [name for name in ("pds", "unique") if name not in names]
     # members on several backbones have no weights in common
     soups = {} if isinstance(ensemble, JoinedEnsemble) else make_soups(ensemble, held_out, pretrained)
     combine = None if score_names else _combination(ensemble, held_out)
@@ -113,12 +112,17 @@ def predict_sets(
     return predictions
 
 
+def computed_scores(ensemble: Ensemble, held_out: FeatureSet | None) -> list[str]:
+    """The scores that `predict_sets` computes where none are chosen."""
+    names, _ = expressions.score_names(expressions.default_score(ensemble.fitted))
+    return _score_names(ensemble, None) + [COMBINED] * (held_out is not None and len(names) > 1)
+
+
 def _combination(ensemble: Ensemble, held_out: FeatureSet | None) -> Callable[[Predictions], Tensor] | None:
     """The score that detectors use by default, ranked among held-out samples; None if something is lacking."""
-    expression = expressions.default_score(ensemble.fitted)
-    names, weights = expressions.score_names(expression)
-    if held_out is None or len(names) == 1:
+    if held_out is None or COMBINED not in computed_scores(ensemble, held_out):
         return None
+    names, weights = expressions.score_names(expressions.default_score(ensemble.fitted))
     reference = predict(ensemble, held_out, names, labelled=False).scores
     references = [reference[name].float().sort().values for name in names]
     return lambda each: expressions.combine([each.scores[name] for name in names], references, weights)
@@ -143,17 +147,17 @@ def measure(
 
 
 def _score_names(ensemble: Ensemble, given: Sequence[str] | None) -> list[str]:
-    """The scores to compute, each once; raise if one is unknown or not fitted."""
-    if not given:
-        fitted = [name for name in ensemble.fitted if name not in scores.SCORES]  # known by pattern, not by name
-        return [name for name in scores.SCORES if not scores.is_fitted(name) or name in ensemble.fitted] + fitted
-    for name in given:
+    """The scores to compute, each once, the measures of diversity among them; raise if one is unknown or not fitted."""
+    for name in given or ():
         if scores.is_fitted(name) and name not in ensemble.fitted:
             raise DissensusError(
                 f"score {name!r} must be fitted to training features; this ensemble does not have it: train it again, "
                 "or leave it out"
             )
-    return list(dict.fromkeys(given))
+    if not given:
+        fitted = [name for name in ensemble.fitted if name not in scores.SCORES]  # known by pattern, not by name
+        given = [name for name in scores.SCORES if not scores.is_fitted(name) or name in ensemble.fitted] + fitted
+    return list(dict.fromkeys([*given, "pds", "unique"]))
 
 
 def _check(sets: Sequence[SuiteSet], protocol: str) -> None:

@@ -113,8 +113,8 @@ class Results:
 
     @property
     def _detected(self) -> list[str]:
-        """Families to detect, those of other classes first."""
-        return [*self.families("ood"), *self.families("shift")]
+        """Families to detect, those of other classes first, then these beside shifted ID samples."""
+        return [*self.families("ood"), *self.families(FULL_SPECTRUM), *self.families("shift")]
 
     @property
     def headline(self) -> str:

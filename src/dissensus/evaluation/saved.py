@@ -20,7 +20,7 @@ from dissensus._core.documents import Document, Part, Sha256
 from dissensus._core.errors import RunError
 from dissensus._core.files import make_folder
 from dissensus.evaluation import results, score_files
-from dissensus.evaluation._evaluate import Protocol, measure, predict_sets
+from dissensus.evaluation._evaluate import Protocol, computed_scores, measure, predict_sets
 from dissensus.evaluation.examples import Example, find_examples
 from dissensus.evaluation.predictions import Predictions
 from dissensus.evaluation.soups import pretrained_tail
@@ -122,17 +122,17 @@ def evaluate_run(
         keep: "predictions" for everything, "values" for the frame only, or "nothing".
         inputs: a digest of what the values depend on besides the run, to be compared with later.
         scores: a new folder for score files, their format, and which score, None being that of tables; see
-            `score_files`. None: they are not written.
+            `score_files`; what is wrong with these is raised before predicting. None: they are not written.
     """
+    if scores is not None:
+        out, form, score = scores
+        score_files.check(out, sets, form, score, computed_scores(ensemble, held_out))
     classes, backbone = run.settings["classes"], run.settings.get("backbone")
     predictions = predict_sets(
         ensemble, sets, classes=classes, backbone=backbone, held_out=held_out,
         pretrained=pretrained_tail(ensemble, backbone, classes), protocol=protocol, progress=progress,
     )  # fmt: skip
     frame = measure(sets, predictions, {"run": run.folder.name, **run.about})
-    if scores is not None:
-        out, form, score = scores
-        score_files.write(out, sets, predictions, score or results.Results(frame).headline, form)
     if keep != "nothing":
         shown = predictions if keep == "predictions" else {}
         with writing_run(run.folder):
@@ -148,6 +148,8 @@ def evaluate_run(
                 inputs=inputs,
             )
         loggers.add(run.folder, _headlines(frame))
+    if scores is not None:  # last, so that what cannot be written there is not lost
+        score_files.write(out, sets, predictions, score or results.Results(frame).headline, form)
     return frame
 
 

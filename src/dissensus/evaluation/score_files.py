@@ -9,7 +9,7 @@ score. In both formats OOD samples have the label -1.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dissensus._core import tensors
 from dissensus._core.errors import DataError, DissensusError
+from dissensus._core.files import check_folder, check_name
 from dissensus._core.outputs import assembling
 from dissensus._core.registry import Registry
 from dissensus.evaluation.predictions import Predictions
@@ -41,10 +42,28 @@ def register(name: str) -> Callable[[Writer], Writer]:
     return add
 
 
-def check_folder(folder: Path) -> None:
-    """Raise if score files cannot be written to a folder because it holds something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DissensusError(f"score files need a new or empty folder; {folder} holds something: choose another")
+def check(folder: Path, sets: Sequence[SuiteSet], form: str, score: str | None, known: Iterable[str]) -> None:
+    """Raise if score files could not be written, before hours are spent on predictions.
+
+    Args:
+        folder: As for `write`, like `sets` and `form`.
+        sets: Those to be evaluated.
+        form: A name in `SCORE_FILES`.
+        score: The score to be written; None: one that is always computed.
+        known: The scores that will be computed.
+
+    Raises:
+        DissensusError: As `write`.
+    """
+    SCORE_FILES.check(form)
+    check_folder(folder, "--scores-out")
+    if not any(s.role == "ood" for s in sets):
+        raise DataError("score files compare ood sets with the id set; there is no ood set: add one with --ood")
+    for s in sets:
+        check_name(s.name, "a set that gives its name to a file")
+    known = list(known)
+    if score is not None and score not in known:
+        raise DissensusError(f"score {score!r} is not computed for this run; choose one of {', '.join(known)}")
 
 
 def write(
@@ -63,19 +82,10 @@ def write(
         DissensusError: If the format is unknown, the folder is not empty, there is no ood set, the score was not
             computed, or a set's name cannot be that of a file.
     """
-    writer = SCORE_FILES[form]
-    check_folder(folder)
-    if not any(s.role == "ood" for s in sets):
-        raise DataError("score files compare ood sets with the id set; there is no ood set: add one with --ood")
-    for s in sets:
-        if "/" in s.name or "\\" in s.name or s.name.startswith("."):
-            raise DataError(f"a set gives its name to a file; {s.name!r} has a slash or a leading dot: rename it")
-        if score not in predictions[s.name].scores:
-            known = ", ".join(predictions[s.name].scores)
-            raise DissensusError(f"score {score!r} was not computed; choose one of {known}")
+    check(folder, sets, form, score, predictions[sets[0].name].scores)
     with assembling(folder) as assembled:
         assembled.mkdir()
-        writer(assembled, sets, predictions, score)
+        SCORE_FILES[form](assembled, sets, predictions, score)
 
 
 @register("openood")

@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 
 from dissensus._core.errors import DissensusError
-from dissensus._core.files import check_folder
 from dissensus.detection import pretrained
 from dissensus.detection.detector import Detector
 from dissensus.export.targets import Written, register
@@ -31,15 +30,13 @@ def to_hub(
         raise DissensusError("--private and --branch are of what is pushed; got no --push: add --push OWNER/NAME")
     detector = Detector.load(run.folder)
     repo_id, usage, code = f"OWNER/{'NAME' if out is None else out.name}", "", ""
-    if out is not None:
-        check_folder(out)  # before anything is pushed
     if push is not None:
-        commit = detector.push_to_hub(push, private=private, branch=branch, license=license)
+        commit = pretrained.push(detector, push, out=out, private=private, branch=branch, license=license)
         repo_id = commit.repo_url.repo_id
         at = "" if branch is None else f", revision={branch!r}"
         usage, code = f"pushed to {commit}", f"detector = Detector.from_pretrained({repo_id!r}{at})"
-    if out is not None:
+    elif out is not None:
         pretrained.write(detector, out, repo_id, license=license)
         named = "" if license is not None else "name its license in README.md, then: "
-        usage = usage or f"{named}hf upload OWNER/NAME {shlex.quote(str(out))}"
+        usage = f"{named}hf upload OWNER/NAME {shlex.quote(str(out))}"
     return Written(out, usage, code, uncalibrated=detector.threshold is None)

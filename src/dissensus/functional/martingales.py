@@ -100,9 +100,9 @@ class Martingale:
     """The wealth of a gambler who bets on p-values, of one stream or of many at once.
 
     The wealth is split over step bets, which say that p-values below a limit become more or less frequent, and over
-    adaptive bets, which say that those become frequent which were so recently. More is invested over time from a
-    reserve, as in the Sleeper/Stayer martingale (Vovk, Gammerman and Shafer 2022, algorithm 9.4): a bet that has lost
-    everything before a drift wins with what is invested when it begins.
+    adaptive bets, which say that p-values that were frequent recently are frequent again. More is invested over time
+    from a reserve, as in the Sleeper/Stayer martingale (Vovk, Gammerman and Shafer 2022, algorithm 9.4): a bet that has
+    lost everything before a drift wins with what is invested when it begins.
 
     >>> martingale = Martingale()
     >>> float(np.exp(max(float(martingale.add(np.array(0.001))) for _ in range(5)))) > 100

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from dissensus._core.errors import DataError
 from dissensus.functional import arrays
@@ -37,9 +37,25 @@ class Items:
 
     def load(self, name: str, place: int, size: int) -> tuple[Image.Image, str]:
         with decoding_errors():  # most data sets decode while they fetch
-            item = self.dataset[place]
-            value = item[self.key] if isinstance(item, Mapping) else item[0] if isinstance(item, tuple | list) else item
+            value = input_of(self.dataset[place], self.key)
         return from_value(value)
+
+
+def input_of(item: Any, key: str = "image") -> Any:
+    """Return what an item (input, ...), a dict, or an input by itself holds besides its label.
+
+    Raises:
+        BadImage: If it holds nothing, or is a dict without the key.
+    """
+    if isinstance(item, Mapping):
+        if key not in item:
+            raise BadImage(f"a dict of {', '.join(map(str, item)) or 'nothing'}, not of {key}")
+        return item[key]
+    if isinstance(item, tuple | list):
+        if not item:
+            raise BadImage("an item without an image")
+        return item[0]
+    return item
 
 
 def from_value(value: Any) -> tuple[Image.Image, str]:
@@ -81,7 +97,10 @@ def list_arrays(images: Values, names: Sequence[str] | None, **labels: Any) -> L
 
 def list_dataset(dataset: Any, classes: Sequence[str] | None, image: str, label: str) -> Listing:
     """List the items by index; labels that are names are numbered by `classes` or else by those of the data set."""
-    _check(dataset, image)
+    check_items(dataset)
+    columns = getattr(dataset, "column_names", None)
+    if columns is not None and image not in columns:
+        raise DataError(f"the data set has no column {image!r}: choose image among {', '.join(columns)}")
     names = _numbers(len(dataset))
     stored = _stored_labels(dataset, label)
     labels = Coder.of(plain_label(value) for value in (_read_labels(dataset, label) if stored is None else stored))
@@ -100,17 +119,16 @@ def _numbers(count: int) -> Names:
     return Names.of(map(str, range(count)))
 
 
-def _check(dataset: Any, image: str) -> None:
+def check_items(dataset: Any) -> None:
+    """Raise if the items of a data set cannot be read by index."""
     if isinstance(dataset, Mapping):
         raise DataError(f"images come from one data set; got a dict of {', '.join(map(str, dataset))}: choose one")
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    by_number = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or not by_number:
         raise DataError(
             f"a data set is read by index; {type(dataset).__name__} has no length or no items by number: "
             "use the map-style form (streaming=False)"
         )
-    columns = getattr(dataset, "column_names", None)
-    if columns is not None and image not in columns:
-        raise DataError(f"the data set has no column {image!r}: choose image among {', '.join(columns)}")
 
 
 def plain_label(label: Any) -> int | str | None:

@@ -81,7 +81,7 @@ class Listing:
 
 
 class PassedOver:
-    """Files that are no images by their ending: counted, and reported once, where there are images too."""
+    """Files without the ending of an image: counted, and reported once, where there are images too."""
 
     def __init__(self) -> None:
         self.endings = Counter[str]()
@@ -96,7 +96,7 @@ class PassedOver:
             counts = sorted(self.endings.items(), key=lambda item: (-item[1], item[0]))
             endings = some([ending for ending, _ in counts], 6)
             files = "1 file is" if count == 1 else f"{count:,} files are"
-            _warn_once(f"{files} passed over in {where}, no image by the ending: {endings}")
+            _warn_once(f"{files} passed over in {where}, without the ending of an image: {endings}")
 
 
 @cache

@@ -25,7 +25,6 @@ from dissensus.report.charts import Chart, Line
 from dissensus.report.sources import Sources
 from dissensus.training import loggers
 
-DETECTION = tuple(metric.heading for metric in metrics.METRICS.values() if metric.kind == "detection")
 PIECES = 1200  # charts of scores on a page, at most; beyond that only some scores can be chosen
 
 
@@ -56,6 +55,7 @@ def write_page(
         "title": sources.title,
         "score": score,
         "left_out": sources.left_out,
+        "false_alarms": metrics.FALSE_ALARMS,
         "others": others or {},
         "runs": [],
         "studies": [_study(outcome, album) for outcome in sources.outcomes],
@@ -161,7 +161,8 @@ def _study(outcome: Outcome, album: gallery.Album) -> dict[str, Any]:
 
 def _detection_first(table: Table) -> Table:
     """The table with its columns of detection in front, where a narrow screen shows them."""
-    order = sorted(range(len(table.columns)), key=lambda j: not table.columns[j].group.startswith(DETECTION))
+    headings = tuple(f"{metric.heading} " for metric in metrics.METRICS.values() if metric.kind == "detection")
+    order = sorted(range(len(table.columns)), key=lambda j: not f"{table.columns[j].group} ".startswith(headings))
     rows = tuple(replace(row, cells=tuple(row.cells[j] for j in order)) for row in table.rows)
     return replace(table, columns=tuple(table.columns[j] for j in order), rows=rows)
 

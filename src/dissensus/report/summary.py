@@ -113,7 +113,7 @@ class Summary:
         if results.families("shift", "ood"):
             caveats.append(
                 f"The threshold is the {1 - FALSE_ALARMS:.0%} quantile of the score on {inside}, the test set itself: "
-                "the shares caught are slightly optimistic: in use it is set on your samples."
+                "the shares caught are slightly optimistic. In use the threshold is set on your samples."
             )
         far = []
         for row in results.rows:
@@ -122,7 +122,7 @@ class Summary:
                 far.append(f"{row} ({percent(alone)} alone, {percent(whole)} together)")
         if far:
             caveats.append(
-                f"Members far below their ensemble: {'; '.join(far)}. Members near chance make a good detector."
+                f"Members far below their ensemble: {'; '.join(far)}. Members near chance can still detect well."
             )
         if constant := [row for row in results.rows if self._constant(row, score)]:
             caveats.append(f"{score} is the same for every sample of {', '.join(constant)}: it needs several members.")

@@ -93,7 +93,7 @@ class Access:
             text = f"this server does not answer for the host {short(host)}: start it with --allow-host NAME"
             return _error(400, text)
         if scope["method"] not in SAFE and "origin" in headers and not self._is_own(headers["origin"], host):
-            text = f"requests of pages of other servers are rejected; the page is of {short(headers['origin'])}"
+            text = f"requests from pages of other servers are rejected; the page is of {short(headers['origin'])}"
             return _error(403, text)
         if self.token is None or scope["path"] in OPEN or self._has_token(headers):
             return None

@@ -35,7 +35,7 @@ Count = Annotated[int, Query(ge=1, le=adapting.MOST, description="how many to la
 
 
 def create(service: Service, access: Access | None = None) -> FastAPI:
-    """Create the application, without its page; `app.state.stopping` tells it that it is to end."""
+    """Create the application, without its page; `app.state.stopping` tells it that the server is stopping."""
     limits, access = service.limits, access or Access()
     app = FastAPI(
         title="Dissensus",

@@ -26,8 +26,8 @@ class Batcher(Generic[Item, Ready, Result]):
     waits. At most two batches are prepared ahead.
 
     Args:
-        prepare: An item to what `run` takes; called in one of `threads` threads.
-        run: What is ready to results, in order; called in one thread.
+        prepare: Turns an item into what `run` takes; called in one of `threads` threads.
+        run: Turns what is ready into results, in order; called in one thread.
         most: Items per pass.
         wait: Seconds for which a pass waits for items that are being prepared.
         threads: How many items are prepared at a time.

@@ -59,7 +59,7 @@ class Asked(BaseModel):
 
 
 class Unused(BaseModel):
-    """A file that is no candidate."""
+    """A file that is not a candidate."""
 
     path: str
     error: str

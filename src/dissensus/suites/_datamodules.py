@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_args
+from contextlib import contextmanager
+from typing import Any, cast, get_args
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from dissensus import backbones
 from dissensus._core.errors import DataError, DissensusError
@@ -22,15 +22,16 @@ from dissensus._core.terminal import say
 from dissensus.backbones import Backbone
 from dissensus.evaluation.suite import Role, Suite, SuiteSet
 from dissensus.features import FeatureSet
+from dissensus.functional.checks import moved
 from dissensus.images import BadImage, ImageSet
-from dissensus.images._datasets import class_names, from_value
+from dissensus.images._datasets import Items, class_names, from_value, input_of
+from dissensus.images.decoding import decoding_errors
 from dissensus.suites._build import PathLike, _build
+from dissensus.suites._loaders import Part, check_collated, parts_of
 from dissensus.suites._locate import Source
 
 Encoder = Callable[[Tensor], Tensor]
-PROBED = 64  # images whose pixels identify a data set
 BATCH = 256
-ROLES = {"train": "train", "val": "held-out", "test": "id", "shift": "shift", "ood": "ood"}  # of torch-uncertainty
 GIVE = "give its images as PIL or uint8 (H, W, 3), or an encoder that takes the module's batches"
 
 
@@ -52,6 +53,7 @@ def from_datamodule(
             another with `train_dataloader`, `val_dataloader` and `test_dataloader`, of which the first is the id set
             and the others are OOD.
         encoder: The module's batches (B, ...) -> features (B, ...); None: `backbone` for images, nothing for vectors.
+            A module is put in evaluation mode meanwhile, and batches are moved to the device of its parameters.
         backbone: For images: its own preprocessing takes the place of the module's transforms.
         features: Folder for the features of images; None: the user's cache.
         name: Of the suite; None: that of the module's class.
@@ -60,33 +62,31 @@ def from_datamodule(
         options: Of `extract`: engine, workers, batch_size, ...
 
     Raises:
-        DataError: If a set is missing, unlabelled where labels are needed, or its items cannot be used.
+        DataError: If a set is missing, unlabelled where labels are needed, its items cannot be used, or its loader
+            has a sampler that repeats or leaves out items without naming their indices.
         DissensusError: If an option is given that does not apply.
     """
-    sets = dict(_sets(datamodule))
+    parts = parts_of(datamodule)
     kind = type(datamodule).__name__
-    for needed in ("train", "test"):
-        if needed not in sets:
-            raise DataError(f"a suite needs a training and a test set; {kind} has no {needed} set: see its setup")
     name = name or kind
     summary = f"The sets of {kind}."
-    first = _input(sets["train"][1])
-    if encoder is None and not (isinstance(first, Tensor) and first.ndim == 1):
-        try:
-            from_value(first)
-        except BadImage as error:
-            raise DataError(f"items of the training set of {kind} hold {error}: {GIVE}") from error
-        images = _images(sets)
-        _check_held_out(images, kind, notify)
-        sources = [Source(each, sets[each][0], images[each]) for each in images]
-        created = backbone if isinstance(backbone, Backbone) else backbones.create(backbone, None, 1)
-        return _build(name, summary, sources, created, features, seed=seed, **options)
+    if encoder is None:
+        check_collated(parts, kind)
+        first = _first(parts["train"].dataset, kind)
+        if not (isinstance(first, Tensor) and first.ndim == 1):
+            images = _images(parts, kind)
+            _check_held_out(images, kind, notify)
+            sources = [Source(each, parts[each].role, images[each]) for each in images]
+            created = backbone if isinstance(backbone, Backbone) else backbones.create(backbone, None, 1)
+            return _build(name, summary, sources, created, features, seed=seed, **options)
     if options or features is not None:
         given = ", ".join([*options, *(["features"] if features is not None else [])])
         raise DissensusError(f"options of extract are for images and a backbone; got {given}: leave it out")
-    rows = {each: _features(dataset, encoder, role, sets, kind) for each, (role, dataset) in sets.items()}
+    names = class_names(parts["train"].dataset, "label")
+    with _evaluating(encoder):
+        rows = {each: _features(part, encoder, names, f"{each} of {kind}") for each, part in parts.items()}
     _check_held_out(rows, kind, notify)
-    evaluated = [(each, role) for each, (role, _) in sets.items() if role in get_args(Role)]
+    evaluated = [(each, cast(Role, part.role)) for each, part in parts.items() if part.role in get_args(Role)]
     return Suite(
         name=name,
         summary=summary,
@@ -96,26 +96,20 @@ def from_datamodule(
     )
 
 
-def _sets(datamodule: Any) -> Iterator[tuple[str, tuple[Any, Dataset[Any]]]]:
-    """Yield name, role and data set of everything that a module has."""
-    for stage in ("fit", "test"):
-        datamodule.setup(stage)
-    own = {name: getattr(datamodule, name, None) for name in ROLES}
-    if own["train"] is not None and own["test"] is not None:
-        yield from ((name, (ROLES[name], dataset)) for name, dataset in own.items() if dataset is not None)
-        return
-    for name in ("train", "val", "test"):
-        loader = getattr(datamodule, f"{name}_dataloader", lambda: None)()
-        loaders = [] if loader is None else loader if isinstance(loader, list | tuple) else [loader]
-        for i, each in enumerate(loaders):
-            if i and name != "test":
-                raise DataError(f"there is one {name} set; {type(datamodule).__name__} has {len(loaders)}: join them")
-            yield (name, (ROLES[name], each.dataset)) if i == 0 else (f"ood-{i}", ("ood", each.dataset))
+def _first(dataset: Any, kind: str) -> Any:
+    """Return the first input, as the module has it before transforms: a vector or an image.
 
-
-def _input(dataset: Any) -> Any:
-    item = _plain(dataset)[0]
-    return item["image"] if isinstance(item, Mapping) and "image" in item else item[0]
+    Raises:
+        DataError: If it is neither.
+    """
+    try:
+        with decoding_errors():
+            first = input_of(_plain(dataset)[0])
+        if not (isinstance(first, Tensor) and first.ndim == 1):
+            from_value(first)
+    except BadImage as error:
+        raise DataError(f"items of the training set of {kind} hold {error}: {GIVE}") from error
+    return first
 
 
 def _plain(dataset: Any) -> Any:
@@ -131,48 +125,111 @@ def _plain(dataset: Any) -> Any:
     return plain
 
 
-def _images(sets: Mapping[str, tuple[str, Any]]) -> dict[str, ImageSet]:
+def _images(parts: Mapping[str, Part], kind: str) -> dict[str, ImageSet]:
     """Return every set as images, labelled as in training."""
     images: dict[str, ImageSet] = {}
-    for name, (role, dataset) in sets.items():
-        plain = _plain(dataset)
+    for name, part in parts.items():
+        plain = _plain(part.dataset)
         plain._fingerprint = _identity(plain)  # keeps features of different data apart
         found = ImageSet.from_dataset(plain)
-        images[name] = found.without_labels() if role == "ood" else found.relabelled(images.get("train", found).classes)
-        if role != "ood" and found.labels is None:
-            raise DataError(f"sets of role {role} need labels; {name} has none: give its items as (image, label)")
+        images[name] = (
+            found.without_labels() if part.role == "ood" else found.relabelled(images.get("train", found).classes)
+        )
+        if part.role != "ood" and found.labels is None:
+            raise _unlabelled(part, f"{name} of {kind}")
     return images
 
 
 def _identity(dataset: Any) -> str:
-    """A digest of the number of images and of the pixels of some."""
+    """A digest of the pixels of all images.
+
+    A sample of them would not tell apart data that differ elsewhere, and the cache would return features of other
+    images. This reads every image once more than extraction does.
+    """
     digest = hashlib.sha256(str(len(dataset)).encode())
-    for i in np.unique(np.linspace(0, len(dataset) - 1, PROBED).astype(int)).tolist():
-        item = dataset[i]
-        digest.update(from_value(item["image"] if isinstance(item, Mapping) else item[0])[1].encode())
+    reader = Items(dataset, "image")
+    for i in range(len(dataset)):
+        try:
+            found = reader.load("", i, -1)[1]
+        except BadImage as error:  # extraction counts it and lists it
+            found = str(error)
+        digest.update(f"{found}\n".encode())
     return digest.hexdigest()
 
 
+@contextmanager
+def _evaluating(encoder: Encoder | None) -> Iterator[None]:
+    """Put an encoder that is a module, and all its parts, in evaluation mode for a while."""
+    modes = {each: each.training for each in encoder.modules()} if isinstance(encoder, nn.Module) else {}
+    try:
+        for each in modes:
+            each.training = False
+        yield
+    finally:
+        for each, training in modes.items():
+            each.training = training
+
+
 @torch.no_grad()
-def _features(
-    dataset: Dataset[Any], encoder: Encoder | None, role: str, sets: Mapping[str, tuple[str, Any]], kind: str
-) -> FeatureSet:
-    """Put the items of a data set, as the module transforms them, through an encoder."""
-    parts, labels = list[Tensor](), list[Tensor]()
-    for batch in DataLoader(dataset, batch_size=BATCH):
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            raise DataError(f"items are pairs (input, label); those of {kind} are not: use one for classification")
-        parts.append((batch[0] if encoder is None else encoder(batch[0])).detach().cpu())
-        labels.append(torch.as_tensor(batch[1]))
-    x = torch.cat(parts)
-    if role == "ood":
+def _features(part: Part, encoder: Encoder | None, names: list[str] | None, which: str) -> FeatureSet:
+    """Put the items of a set, as the module transforms them, through an encoder."""
+    first = next(encoder.parameters(), None) if isinstance(encoder, nn.Module) else None
+    found, labels = list[Tensor](), list[Tensor]()
+    for batch in _batches(part, which):
+        try:
+            x = input_of(batch)
+        except BadImage as error:
+            raise DataError(f"a batch is (inputs, labels); {which} has {error}: return pairs") from error
+        if not isinstance(x, Tensor):
+            raise DataError(f"inputs are tensors; {which} has {type(x).__name__}: add a transform that makes them")
+        if part.role != "ood":
+            labels.append(_labels(batch, part, len(x), which))
+        if encoder is not None:
+            x = encoder(x if first is None else moved(x, first.device))
+        if not isinstance(x, Tensor):
+            raise DataError(f"an encoder returns features (B, ...); got {type(x).__name__}: return one tensor")
+        found.append(x.detach().cpu())
+    x = torch.cat(found)
+    if part.role == "ood":
         return FeatureSet.from_arrays(x)
-    names = class_names(sets["train"][1], "label")
-    return FeatureSet.from_arrays(x, torch.cat(labels).long().reshape(-1), classes=names)
+    return FeatureSet.from_arrays(x, torch.cat(labels), classes=names)
+
+
+def _batches(part: Part, which: str) -> Iterator[Any]:
+    batches = iter(DataLoader(part.dataset, batch_size=BATCH, collate_fn=part.collate))
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (TypeError, RuntimeError) as error:  # of items that are no tensors, or of different sizes
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"items of {which} do not make a batch ({reason}): give it a transform") from error
+        yield batch
+
+
+def _labels(batch: Any, part: Part, count: int, which: str) -> Tensor:
+    """Return the class indices (B,) of a batch."""
+    pair = isinstance(batch, list | tuple) and len(batch) > 1
+    values = batch[1] if pair else batch.get("label") if isinstance(batch, Mapping) else None
+    if values is None:
+        raise _unlabelled(part, which)
+    try:
+        labels = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        labels = torch.empty(0)
+    if labels.is_floating_point() or labels.numel() != count:
+        raise DataError(f"labels are class indices; {which} has others: use a module for classification")
+    return labels.cpu().long().reshape(-1)
+
+
+def _unlabelled(part: Part, which: str) -> DataError:
+    return DataError(f"sets of role {part.role} need labels; {which} has none: give its items as (input, label)")
 
 
 def _check_held_out(found: dict[str, Any], kind: str, notify: Callable[[str], None]) -> None:
-    """Leave out a validation set that is the test set, which some modules have by default."""
-    if "val" in found and found["val"].fingerprint == found["test"].fingerprint:
-        del found["val"]
-        notify(f"{kind}: val is the test set, so there is no held-out set: give the module a val_split")
+    """Leave out a validation set that is the test set or the training set, as some modules have by default."""
+    for other, called in (("test", "test"), ("train", "training")):
+        if "val" in found and found["val"].fingerprint == found[other].fingerprint:
+            del found["val"]
+            notify(f"{kind}: val is the {called} set, so there is no held-out set: give the module a val_split")

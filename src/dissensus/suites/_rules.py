@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from dissensus._core.documents import problem
 from dissensus._core.errors import DissensusError, UnknownNameError, some
+from dissensus._core.files import check_name
 from dissensus.images import corruptions
 from dissensus.suites._recipe import UNLABELLED, Recipe, SetRecipe
 from dissensus.training.options import TUNABLE, TrainOptions
@@ -38,9 +39,9 @@ def make(values: Mapping[str, Any], where: str) -> Recipe:
             known = set((SetRecipe if path else Recipe).model_fields) - ({"name"} if path else set())
             raise UnknownNameError(f"key of {of}", key, known) from error
         raise DissensusError(f"{where} is not a valid suite; {problem(error)}: {SEE}") from error
-    _check_name(recipe.name, f"the suite of {where}")
+    check_name(recipe.name, f"the suite of {where}")
     for s in recipe.sets.values():
-        _check_name(s.name, f"a set of {where}")
+        check_name(s.name, f"a set of {where}")
         if s.role not in ROLES:
             raise UnknownNameError(f"role of set {s.name!r} of {where}", s.role, ROLES)
     for role in ONCE:
@@ -68,12 +69,6 @@ def make(values: Mapping[str, Any], where: str) -> Recipe:
     _check_leaks(recipe, where)
     _check_training(recipe, where)
     return recipe
-
-
-def _check_name(name: str, what: str) -> None:
-    """Raise if a name cannot be that of a folder of features."""
-    if name.startswith(".") or any(character in name for character in "/\\\0"):
-        raise DissensusError(f"a name has no slash and no leading dot; {what} is called {name!r}: rename it")
 
 
 def _check_of(s: SetRecipe, recipe: Recipe, which: str) -> None:

@@ -43,7 +43,7 @@ class Adaptation(Document):
     per_class: dict[str, int]
     by: By  # as asked for
     way: str  # what was done
-    member: int | None  # that it is based on
+    member: int | None  # that it is based on, counted from 0; texts count from 1
     cross_validated: bool  # whether accuracies are of samples that a way was not fitted to
     ways: tuple[Way, ...]
     reason: str

@@ -3,8 +3,8 @@
     fit(ensemble, features, out="runs/mine", logger="wandb")
     loggers.add(Path("runs/mine"), {"id/accuracy": 0.91}, [Path("report.html")])       # to the same record
 
-They are Lightning's, which Fabric uses. RUN/logger.json names the record, so that a resumed training continues it. No
-training fails for its logger: one that is not installed, not logged in or not reached is a warning.
+They are Lightning's, which Fabric uses. RUN/logger.json names the record, so that a resumed training continues it.
+Training never fails because of a logger: if it is not installed, not logged in or not reached, there is a warning.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, ClassVar, Literal
 from dissensus._core import documents, extras
 from dissensus._core.documents import Document
 from dissensus._core.errors import DissensusError, DissensusWarning
-from dissensus._core.network import reachable
+from dissensus._core.network import reachable, shown, without_credentials
 from dissensus._core.places import is_remote
 
 DOCUMENT = "logger.json"
 PROJECT = "dissensus"  # or WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME
 SECONDS = 60  # that wandb may need to begin, and to send the rest in the end
-# MLflow would retry every request for minutes, in which training waits; unless the user has set it.
+# Unless the user has set them. MLflow by default retries every request for minutes, while training waits.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 Kind = Literal["tensorboard", "wandb", "mlflow"]
@@ -190,7 +190,7 @@ _OPEN: dict[Kind, Callable[[Path, str, int | None], tuple[Any, str]]] = {
 
 def _check_reachable(address: str, remedy: str) -> None:
     if not reachable(address):
-        raise DissensusError(f"{address} cannot be reached: {remedy}")
+        raise DissensusError(f"{shown(address)} cannot be reached: {remedy}")
 
 
 def _quiet() -> warnings.catch_warnings[None]:
@@ -199,5 +199,7 @@ def _quiet() -> warnings.catch_warnings[None]:
 
 
 def _warn(kind: Kind, error: Exception) -> None:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    warnings.warn(f"nothing more is logged to {kind} ({reason}); metrics.jsonl is", DissensusWarning, stacklevel=4)
+    reason = " ".join(without_credentials(str(error)).split())[:200] or type(error).__name__
+    warnings.warn(
+        f"nothing more is logged to {kind} ({reason}); metrics.jsonl still is", DissensusWarning, stacklevel=4
+    )
