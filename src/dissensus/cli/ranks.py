@@ -25,7 +25,7 @@ from dissensus._core.terminal import say
 
 BEAT = 0.5
 GRACE = 5.0  # seconds that the main thread has to notice by itself that another process is gone
-SUCCESS, FAILURE = 1, 2
+SUCCESS, FAILURE, INTERRUPTED = 1, 2, 3  # how a process ended; the last is Ctrl-C
 CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe", re.IGNORECASE)
 
 
@@ -49,7 +49,7 @@ def watching(fabric: Fabric, patience: float) -> Iterator[None]:
         yield
     except BaseException as error:
         line, by_another = watch.reason(error)
-        watch.stop(FAILURE)
+        watch.stop(INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILURE)
         if line:
             raise RunError(line) from error
         if by_another:
@@ -69,7 +69,7 @@ class Watch:
         self.children: list[Any] = list(getattr(launcher, "procs", ()))
         self.silent = dict.fromkeys(range(1, self.world) if self.rank == 0 else [0], 0.0)
         self.gone = dict[int, str]()  # process -> what became of it
-        self.ended = dict[int, int]()  # process -> SUCCESS or FAILURE
+        self.ended = dict[int, int]()  # process -> SUCCESS, FAILURE or INTERRUPTED
         self.stopped = threading.Event()
         self.store = PrefixStore("dissensus", _get_default_store().clone())
         here = f"{socket.gethostname()} {{}}"
@@ -96,7 +96,7 @@ class Watch:
             self._wait(lambda: 0 in self.gone or 0 in self.ended, GRACE / 2)
         if 0 in self.gone and 0 not in self.ended:
             return (self.line() if self.rank == 1 else ""), True
-        return "", lost or (broken and self.ended.get(0) == FAILURE)
+        return "", lost or (broken and self._first_failed)
 
     def line(self) -> str:
         """What happened, in one line."""
@@ -109,17 +109,21 @@ class Watch:
         with suppress(RuntimeError):  # the store is gone, with the first process
             if 0 not in self.gone:
                 self.store.set(f"ended/{self.rank}", str(how))
-            if self.rank == 0 and how == FAILURE:  # the store goes with this process: let the others read it first
+            if self.rank == 0 and how != SUCCESS:  # the store goes with this process: let the others read it first
                 others = [f"ended/{rank}" for rank in range(1, self.world)]
                 self._wait(lambda: bool(self.gone) or self.store.check(others), GRACE / 2)
         self.stopped.set()
         for thread in self.threads:
             thread.join(1)
-        if how == FAILURE:
+        if how != SUCCESS:
             for child in self.children:
                 with suppress(Exception):  # it is killed below
                     child.wait(GRACE)
             self._kill_children()
+
+    @property
+    def _first_failed(self) -> bool:
+        return self.ended.get(0) in (FAILURE, INTERRUPTED)
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
         for _ in range(int(seconds / 0.05)):
@@ -159,7 +163,7 @@ class Watch:
                 if self.silent[rank] >= self.patience and rank not in self.ended and rank not in self.gone:
                     self.gone[rank] = f"gives no sign of life for {duration(self.patience)}"
                     frozen = True
-            failed = self.rank > 0 and self.ended.get(0) == FAILURE
+            failed = self.rank > 0 and self._first_failed
             lost = [rank for rank in self.gone if self.ended.get(rank) != SUCCESS]
             since += BEAT if lost or failed else 0
             if frozen or since >= (GRACE / 2 if failed else GRACE):
@@ -171,7 +175,7 @@ class Watch:
         self._kill_children()
         if self.parent is not None and not silent and os.getppid() == self.parent:  # the first process, frozen
             os.kill(self.parent, getattr(signal, "SIGKILL", signal.SIGTERM))
-        os._exit(2)
+        os._exit(0 if silent and self.ended.get(0) == INTERRUPTED else 2)
 
     def _kill_children(self) -> None:
         for child in self.children:
