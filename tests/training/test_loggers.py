@@ -20,6 +20,7 @@ from dissensus.training import loggers
 from dissensus.training._fit import fit
 from dissensus.training.run import Run
 from tests.conftest import blobs, linear
+from tests.forks import until
 
 STEPS = 4  # of an epoch
 TRAIN = {"epochs": 2, "batch_size": 30, "log_every": 2, "lr": 0.05, "progress": False}
@@ -117,6 +118,8 @@ def wandb_records(path):
             at += left
             continue
         length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        if at + 7 + length > len(content):  # not yet written
+            return
         whole += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # complete, or the last of several parts
@@ -133,9 +136,11 @@ def test_wandb_offline_keeps_metrics_and_report(tmp_path, monkeypatch):
     evaluate_and_report(tmp_path / "run")
     record = json.loads((tmp_path / "run" / "logger.json").read_text())
     assert record["kind"] == "wandb"
-    # a second part within the same second has a number behind its id
+    # a folder of the same second has a number at its end
     files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*-{record['id']}*/run-{record['id']}.wandb"))
     assert files, "training, evaluation and report are one record"
+    for file in files:  # which wandb's own process closes, perhaps later than `finish` returns
+        until(lambda file=file: any(line.HasField("exit") for line in wandb_records(file)))
     records = [line for file in files for line in wandb_records(file)]
     started = next(line.run for line in records if line.HasField("run"))
     assert (started.project, started.display_name, started.run_id) == ("dissensus", "run", record["id"])
